@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
+from cost_models.model.target_length import require_decoder
 from cost_models.partition.recomputed_layers import (
     RecomputedLayers,
     by_stage_error,
@@ -195,6 +196,7 @@ def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
         hint = did_you_mean(file.software, software_names())
         allowed = "one of " + ", ".join(known) + ", or engines" + (f". {hint}" if hint else "")
         raise wrong_value(where, "software", file.software, allowed)
+    require_decoder(model, workload, f"{where}: workload: ")
     every = software_profile(file.software).frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)
     plan = Plan.from_dict(file.plan, f"{where}: plan")

@@ -33,6 +33,7 @@ NUMBERS: Final = {
     "full": "recompute_layers",
     "every": "recompute_every",
     "s": "seq_len",
+    "targets": "target_seq_len",
     "lora": "adapter_rank",
     "qlora": "adapter_rank",
 }

@@ -66,7 +66,7 @@ def embedding_bytes_per_token(view: RankView) -> Real:
     )
     norms = len(_norms(model.embedding)) * norm_bytes(kind, model.hidden_size, compute, software)
     inputs = compute * sum(w.shape[-1] for w in _matrices(model.embedding))
-    between = 2.0 * dropped if rank.bridge else 0.0
+    between = (1.0 + model.target_share) * dropped if rank.bridge else 0.0
     found: Real = (rank.first * (dropped + norms + inputs) + between) / along
     return found
 

@@ -1,7 +1,8 @@
 """Activations outside the layers of encoder-decoder models: encoder output, position biases.
 
-Symbols  c compute_bytes   h hidden_size   a num_heads   s seq_len   t tensor_parallel
-         b micro_batch_size
+Symbols  c compute_bytes   h hidden_size   a num_heads   t tensor_parallel   b micro_batch_size
+         s seq_len of the layer's own sequences; an encoder's, where a function has no layer
+         r tokens of the targets over those of the inputs
 Units    bytes a token of one micro-batch.
 
 Source: tensors that autograd saves of transformers' T5 (``python -m benchmarks.memory_truth``).
@@ -28,7 +29,7 @@ def shared_bytes_per_token(view: RankView) -> Real:
         c h                                                 with sp, a stage that reads the
                                                             encoder's output: gathered
         c a s / t                                           position bias of an encoder's scores
-        c a s / t / b                                       of a decoder's
+        r^2 c a s / t / b                                   of a decoder's
 
     Without sequence parallelism a stage reads the encoder's output as it was received. The
     decoder's bias is one table for all sequences, the encoder's one for each sequence, since it
@@ -44,9 +45,8 @@ def shared_bytes_per_token(view: RankView) -> Real:
     norm = norm_bytes(kind, model.hidden_size, compute, software) + compute * model.hidden_size
     gathered = np.where(table.sequence_parallel, compute * model.hidden_size, 0.0)
     keeps = (workload.attention_kernel != "eager") | (table.recompute != NONE)
-    tables = (
-        rank.position_tables - rank.decoder_stages + rank.decoder_stages / table.micro_batch_size
-    )
+    of_decoder = model.target_share**2 * rank.decoder_stages / table.micro_batch_size
+    tables = rank.position_tables - rank.decoder_stages + of_decoder
     scores = np.where(keeps, tables, 0.0) * _scores(kind, workload, table)
     bridge = float(bool(rank.bridge)) * norm / along
     shared: Real = bridge + rank.decoder_stages * gathered + scores

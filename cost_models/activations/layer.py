@@ -122,6 +122,16 @@ class LayerActivations(Struct, frozen=True):
         """
         return np.maximum(0.0, restored - (self.left - self.input - self.unread))
 
+    def times(self, share: float) -> LayerActivations:
+        """Return so many times the bytes."""
+        if share == 1.0:
+            return self
+        modules = None if self.modules is None else self.modules.times(share)
+        names = (name for name in self.__struct_fields__ if name != "modules")
+        return replace(
+            self, modules=modules, **{name: share * getattr(self, name) for name in names}
+        )
+
     def restored(self, recompute: Count) -> Real:
         """Bytes that the layer's backward pass computes again."""
         core = np.where(recompute == SELECTIVE, self.at_mlp - self.selective, 0.0)
@@ -250,7 +260,8 @@ def with_recomputation(
     """Return the points of a layer that is recomputed: restored tensors are added."""
     table = view.table
     core = np.where(table.recompute == SELECTIVE, one.saved - one.selective, 0.0)
-    core = core / (1.0 if kind.cross_attention is None else 2.0)
+    across = kind.cross_attention  # whose scores were restored, read and freed before
+    core = core / (1.0 if across is None else 1.0 + across.keys_of(1.0))
     # the input that was kept is one of the layer's saved tensors
     rest = one.saved - saves_input(kind, view.workload.compute_bytes, view.software) * one.input
     found = []

@@ -48,7 +48,7 @@ from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import GPIPE, ONE_F_ONE_B
 from cost_models.plan.recompute import FULL, by_operator
 
-TOKEN_ID_BYTES: Final = 16.0  # int64 inputs and labels
+TOKEN_ID_BYTES: Final = 8.0  # int64 inputs, and labels
 
 
 class SavedByLayers(Struct, frozen=True):
@@ -85,6 +85,7 @@ class LiveActivations(Struct, frozen=True):
     head_norm: Real  # of the last norm's backward pass
     head_gradient: Real  # gradient of the head's input, which the layers receive
     head_per_token: Real  # saved by the head, until the layers' backward pass
+    ids_per_token: Real  # of tokens and labels
     logits_forward: Real  # of the micro-batch at the loss
     logits_backward: Real
     logits_gradient: Real  # of the same, after its backward pass
@@ -98,10 +99,10 @@ def live_activations(view: RankView) -> LiveActivations:
 
     Sources: the modules of ``activations``, term by term.
     """
-    table, rank, tokens = view.table, view.rank, view.tokens
+    table, rank, tokens, head = view.table, view.rank, view.tokens, view.at_head
     layers = _layers(view)
     in_flight, pending = _at_peak(view, layers)
-    head_saved, kept, forward, backward = head_bytes_per_token(view)
+    head_saved, kept, forward, backward = head_bytes_per_token(head)
     # GPipe's last stage runs all forward passes before the first loss is differentiated
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
@@ -130,15 +131,16 @@ def live_activations(view: RankView) -> LiveActivations:
         working=layers.working * tokens,
         layer_backward=tuple(each.of_tokens(tokens, shared) for each in layers.backward),
         saved_by_kind=tuple((saved * tokens, left * tokens) for saved, left in layers.by_kind),
-        head_backward=head_backward_bytes_per_token(view) * tokens,
-        head_norm=head_norm_bytes_per_token(view) * tokens,
-        head_gradient=head_gradient_bytes_per_token(view) * tokens,
-        head_per_token=head_saved,
+        head_backward=head_backward_bytes_per_token(head) * head.tokens,
+        head_norm=head_norm_bytes_per_token(head) * head.tokens,
+        head_gradient=head_gradient_bytes_per_token(head) * head.tokens,
+        head_per_token=view.model.target_share * head_saved,
+        ids_per_token=TOKEN_ID_BYTES * (1.0 + view.model.target_share),
         last_layer=(np.maximum(layers.alone, at_end) + shared) * tokens,
-        logits_forward=forward * tokens,
-        logits_backward=backward * tokens,
-        logits_gradient=kept * tokens,
-        logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
+        logits_forward=forward * head.tokens,
+        logits_backward=backward * head.tokens,
+        logits_gradient=kept * head.tokens,
+        logits_later=np.where(waiting > 1.0, (backward - kept) * head.tokens, 0.0),
         messages=messages(view, in_flight) * tokens,
         offloaded=offloaded,
     )
@@ -241,9 +243,11 @@ def _layers(view: RankView) -> _RankBytes:
     for number, count, recomputed, after, kind, trained in counts:
         if kind.forward_only or not holds(count):
             continue
-        one = layer_activations(view, kind)
+        own, share = view.own(kind), kind.token_share
+        of_own_token = layer_activations(own, kind)
+        one = of_own_token.times(share)
         # made while later layers run backward
-        kept = kept_input_bytes(model, view.workload.compute_bytes, software, table)
+        kept = share * kept_input_bytes(model, view.workload.compute_bytes, software, table)
         copies = copies + recomputed * kept
         saved = saved + recomputed * one.left + (count - recomputed) * one.saved
         if holds(np.less(recomputed, count)):
@@ -262,11 +266,12 @@ def _layers(view: RankView) -> _RankBytes:
         working = np.maximum(working, one.working * (recomputed < count))
         alone = np.maximum(alone, one.at_mlp + one.working)
         if software.sharding.blockwise_backward:
-            points = plain_backward(view, number, kind, trained, one)
-            backward += where_exists(points, np.less(recomputed, count))
+            points = plain_backward(own, number, kind, trained, of_own_token)
+            backward += _of_inputs(where_exists(points, np.less(recomputed, count)), share)
             if holds(recomputed):
-                points = with_recomputation(view, kind, one, points)
-                recomputed_backward += where_exists(points, np.greater(recomputed, 0))
+                points = with_recomputation(own, kind, of_own_token, points)
+                points = where_exists(points, np.greater(recomputed, 0))
+                recomputed_backward += _of_inputs(points, share)
     # offloaded, the layers behind it have left the device already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, with_recompute - done_before) + copies
@@ -278,6 +283,11 @@ def _layers(view: RankView) -> _RankBytes:
     if not backward:  # no layer has a backward pass
         backward = [LayerBackward(zeros, zeros, zeros, zeros, zeros, zeros - 1.0, "reduced", False)]
     return _RankBytes(saved, kinds, operands, working, alone + copies, largest, backward, by_kind)
+
+
+def _of_inputs(points: list[LayerBackward], share: float) -> list[LayerBackward]:
+    """Return bytes for each token of the inputs from bytes for each token of a layer's own."""
+    return points if share == 1.0 else [point.of_tokens(share, 0.0) for point in points]
 
 
 def layer_bytes(view: RankView) -> Real:
@@ -294,10 +304,15 @@ def messages(view: RankView, in_flight: Real) -> Real:
     sent, and the next pass's message is received: an input, or on the first stage a gradient, if
     another backward pass follows at the peak. The gradient that a stage received is kept
     until its backward pass is over: a tensor of its own where the last layer ends with a norm.
+
+    A decoder's states have its targets' tokens. Leaves out: that its received inputs do, too, where
+    offload leaves them on the device.
     """
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
     compute = workload.compute_bytes
+    largest = rank.max_message_states
+    largest = np.minimum(largest, 1.0) + model.target_share * np.maximum(largest - 1.0, 0.0)
     one = compute * model.hidden_size / view.sequence_shards
     saves_itself = saves_input(model.kinds[model.pattern[0]], compute, view.software)
     inputs = rank.num_stages - 1.0 * rank.first
@@ -315,5 +330,5 @@ def messages(view: RankView, in_flight: Real) -> Real:
     last_kind = model.kinds[model.pattern[-1]]
     if last_kind.norms_after and last_kind.norm == "layer":
         under_way = under_way + (1.0 - rank.last)
-    found = (received + under_way * rank.max_message_states) * one
+    found = (received + under_way * largest) * one
     return np.where(table.pipeline_parallel > 1, found, 0.0)

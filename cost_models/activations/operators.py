@@ -67,7 +67,8 @@ def saves_input(kind: LayerKind, compute_bytes: float, software: SoftwareProfile
 def attention_bytes(attention: Attention, compute_bytes: float) -> float:
     """Queries, keys, values and the output, saved by the attention core and the output matrix.
 
-    c (a d + k d + k e + a e), c 2 a e more of a gated output; linear attention:
+    c (a d + k d + k e + a e), of cross-attention s / s' times k d + k e for s' queries that read s
+    keys; c 2 a e more of a gated output; linear attention:
     ``delta_rule.around_rule_bytes``
     """
     if attention.delta_rule is not None:
@@ -75,9 +76,10 @@ def attention_bytes(attention: Attention, compute_bytes: float) -> float:
     query = attention.num_heads * attention.head_dim
     key = attention.num_kv_heads * attention.head_dim
     value = attention.num_kv_heads * attention.value_head_dim
+    keys = float(attention.keys_of(1.0)) * (key + value)
     output = attention.num_heads * attention.value_head_dim
     gate = 2 * output if attention.gated else 0  # its sigmoid, and the gated output
-    return compute_bytes * (query + key + value + output + gate)
+    return compute_bytes * (query + keys + output + gate)
 
 
 def score_bytes(
@@ -89,6 +91,8 @@ def score_bytes(
     compute_bytes: float = 2.0,
 ) -> Real:
     """Bytes that the attention core saves: softmax and dropout (eager), or the log-sum-exp (flash).
+
+    ``seq_len``: tokens of a sequence of queries.
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
            c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
@@ -127,7 +131,8 @@ def score_bytes(
         per_pair = compute_bytes + (dropped if dropout else 0.0)
         if software.precision.autocasts_weights and compute_bytes < FP32:  # casts both ways
             per_pair = FP32 + compute_bytes + (mask if dropout else 0.0)
-    return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
+    keys: Real = np.multiply(1.0, attention.keys_of(seq_len))
+    return per_pair * attention.num_heads * keys
 
 
 def score_gradient_bytes(

@@ -219,7 +219,8 @@ def due_bytes_per_token(
     for weight in own:
         if weight.sharding in ("column", "row"):
             inputs, outputs = weight.features
-            shares += outputs if weight.sharding == "column" else inputs
+            rows = kind.rows_of(weight, 1.0)
+            shares += rows * outputs if weight.sharding == "column" else inputs
             whole += 0.0 if weight.sharding == "column" else outputs
     experts = kind.feed_forward
     if experts.num_experts and not all(w.frozen for w in kind.weights if w.is_routed_expert):

@@ -117,7 +117,7 @@ def tensor_traffic(
         ("tensor", "all_reduce"): statistics.times(active) + moved(sums, 1.0 - along),
         ("tensor", "all_gather"): moved(gathers, along)
         + moved(splits, 1.0 - along)
-        + moved(Traffic(logits, logits * view.model.vocab_size), 1.0),
+        + moved(Traffic(logits, logits * view.model.target_share * view.model.vocab_size), 1.0),
         ("tensor", "reduce_scatter"): moved(sums, along),
     }
 
@@ -126,15 +126,11 @@ def _total(view: RankView, terms: Iterable[Traffic]) -> Traffic:
     return sum(terms, start=no_traffic(len(view.table)))
 
 
-def _hidden_state(view: RankView) -> Traffic:
-    """One hidden state."""
+def _hidden_states(view: RankView, of_inputs: Real, of_targets: Real = 0.0) -> Traffic:
+    """So many hidden states of the inputs, and of a decoder's targets."""
     ones = np.ones(len(view.table))
-    return Traffic(ones, view.model.hidden_size * ones)
-
-
-def _lookups(view: RankView) -> Real:
-    """Embeddings that the rank looks up: the encoder's, and the decoder's."""
-    return 1.0 * view.rank.first + float(bool(view.rank.bridge))
+    tokens = of_inputs + view.model.target_share * of_targets
+    return Traffic((of_inputs + of_targets) * ones, view.model.hidden_size * ones * tokens)
 
 
 def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
@@ -142,8 +138,10 @@ def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     forward = _total(view, (x.collectives.row_sums.times(x.forward) for x in layers))
     backward = _total(view, (x.collectives.inputs.times(x.backward) for x in layers))
     again = _total(view, (x.collectives.row_sums_again.times(x.again) for x in layers))
-    outer = view.rank.decoder_stages + (_lookups(view) + 1.0 * view.rank.last)
-    return forward + backward + again + _hidden_state(view).times(outer)
+    rank = view.rank
+    of_inputs = rank.decoder_stages + 1.0 * rank.first
+    of_targets = float(bool(rank.bridge)) + 1.0 * rank.last
+    return forward + backward + again + _hidden_states(view, of_inputs, of_targets)
 
 
 def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: TrafficOptions) -> Traffic:
@@ -151,7 +149,7 @@ def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: Traffic
     forward = _total(view, (x.collectives.inputs.times(x.forward) for x in layers))
     forward += _total(view, (x.collectives.inputs_again.times(x.again) for x in layers))
     backward = _total(view, (x.collectives.row_sums.times(x.backward) for x in layers))
-    found = forward + backward + _hidden_state(view).times(view.rank.decoder_stages)
+    found = forward + backward + _hidden_states(view, view.rank.decoder_stages)
     if options.regathers_inputs:
         found += _inputs_of_weight_gradients(view, layers)
     share = (options.gather_bytes or view.compute_bytes) / view.compute_bytes
@@ -161,8 +159,10 @@ def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: Traffic
 def _inputs_of_weight_gradients(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     """Inputs of column-parallel matrices that the backward pass gathers again."""
     every = _total(view, (x.collectives.column_inputs.times(x.backward) for x in layers))
-    unread = sum(x.backward * frozen_column_inputs(x.kind) for x in layers)
-    return every + _hidden_state(view).times(-1.0 * unread)
+    unread = [0.0, 0.0]  # of inputs, and of a decoder's targets
+    for x in layers:
+        unread[x.kind.cross_attention is not None] -= x.backward * frozen_column_inputs(x.kind)
+    return every + _hidden_states(view, *unread)
 
 
 def _gathered_outside(view: RankView, options: TrafficOptions) -> Traffic:
@@ -170,10 +170,10 @@ def _gathered_outside(view: RankView, options: TrafficOptions) -> Traffic:
 
     A frozen embedding needs no gradient, a frozen projection does not need its input again.
     """
-    lookups = 0.0 if embedding_is_frozen(view.model) else _lookups(view)
+    trains = 0.0 if embedding_is_frozen(view.model) else 1.0
     twice = options.regathers_inputs and not projection_is_frozen(view.model)
     heads = 1.0 * view.rank.last * (2.0 if twice else 1.0)
-    return _hidden_state(view).times(lookups + heads)
+    return _hidden_states(view, trains * view.rank.first, trains * bool(view.rank.bridge) + heads)
 
 
 def _loss_statistics(view: RankView, options: TrafficOptions) -> Traffic:
@@ -181,7 +181,7 @@ def _loss_statistics(view: RankView, options: TrafficOptions) -> Traffic:
     m = 1.0 * view.table.num_microbatches
     numbers = 1.0 * view.rank.last * (not options.gathers_logits)
     wide = max(FP32, view.compute_bytes)
-    return Traffic(2.0 * m * numbers, 3.0 * wide * view.tokens * m * numbers)
+    return Traffic(2.0 * m * numbers, 3.0 * wide * view.at_head.tokens * m * numbers)
 
 
 def _norm_statistics(view: RankView, layers: Sequence[_Layers]) -> Traffic:
@@ -200,7 +200,7 @@ def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> L
     ``by_matrix``: one gather for each column-parallel matrix, not for each shared input.
     """
     model, table = view.model, view.table
-    hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
+    hidden, attention, mlp = kind.token_share * model.hidden_size, kind.attention, kind.feed_forward
 
     def again(*modules: str) -> Real:
         found = reduce(or_, (repeats_module(table.recompute, module) for module in modules))

@@ -288,7 +288,7 @@ def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     activations  m (v - 1 if the last stage is on this rank else v)    forward
     gradients    m (v - 1 if the first stage is on this rank else v)   backward
                  one less each at the turn of a V, whose two stages are on one rank
-                 twice the size if an encoder's output is sent along with the decoder's state
+                 the encoder's output goes along with the decoder's state, whose s is the targets'
 
     Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2 and 3.2.
     """
@@ -297,7 +297,8 @@ def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     stages = 2.0 * table.virtual_stages - 1.0 * rank.first - 1.0 * rank.last
     stages = stages - 2.0 * rank.has_adjacent_stages
     m = 1.0 * table.num_microbatches
-    sent = Traffic(stages * m, rank.hidden_states_sent * m * message)
+    states = stages + view.model.target_share * (rank.hidden_states_sent - stages)
+    sent = Traffic(stages * m, states * m * message)
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}
 
 

@@ -105,7 +105,7 @@ def adapter_wait(
             continue
         product = matrices_seconds(
             run,
-            tokens,
+            kind.rows_of(weight, tokens),
             tensor_parallel,
             compute_bytes,
             rate,

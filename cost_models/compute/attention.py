@@ -119,13 +119,14 @@ def _cpu_flash_seconds(work: CoreWork) -> Real:
 def _eager_seconds(work: CoreWork) -> Real:
     attention, rate, kernels = work.attention, work.rate.of_core, work.software.kernels
     whole = np.multiply(1.0, work.seq_len)
-    heads = attention.num_heads * work.tokens / whole / work.tensor_parallel
+    queries = np.multiply(1.0, attention.num_queries or work.seq_len)
+    heads = attention.num_heads * work.tokens / queries / work.tensor_parallel
     products: Real = 0.0
     for size, summed, columns in (
         (attention.head_dim, attention.head_dim, whole),
         (attention.value_head_dim, whole, attention.value_head_dim),
     ):
-        shape = whole, summed, columns, work.compute_bytes, rate
+        shape = queries, summed, columns, work.compute_bytes, rate
         products = products + matmul_seconds(
             *shape, batch=heads, in_memory=(whole, size), batched=True
         )

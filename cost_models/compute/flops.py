@@ -56,7 +56,11 @@ def matmul_flops_per_token(kind: LayerKind | None, weights: Iterable[Weight]) ->
     share = 0.0
     if kind is not None:
         share = kind.feed_forward.experts_per_token / max(1, kind.feed_forward.num_experts)
-    dense = sum(2.0 * w.numel * (1 + is_composed(w)) for w in weights if w.role == "linear")
+    dense = sum(
+        2.0 * w.numel * (1 + is_composed(w)) * (1.0 if kind is None else kind.rows_of(w, 1.0))
+        for w in weights
+        if w.role == "linear"
+    )
     return dense + share * sum(2.0 * w.numel for w in weights if w.role == "expert")
 
 
@@ -181,17 +185,18 @@ def keys_per_token(attention: Attention, seq_len: Count | Real, *, masked: bool 
 
 
 def core_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
-    """Forward FLOP of all attention cores of a layer for one token.
+    """Forward FLOP of all attention cores of a layer for one token of its own sequences.
 
-    Scores in full, or (``masked``) only those that causal masks and windows keep; linear attention
-    has none.
+    ``seq_len``: of these (``LayerKind.own_seq_len``). Scores in full, or (``masked``) only those
+    that causal masks and windows keep; linear attention has none.
     """
     if kind.attention.delta_rule is not None:
         return delta_rule_flops_per_token(kind.attention, seq_len)
     keys = keys_per_token(kind.attention, seq_len, masked=masked)
     total = attention_flops_per_token(kind.attention, keys)
     if kind.cross_attention is not None:
-        keys = keys_per_token(kind.cross_attention, seq_len, masked=masked)
+        source = kind.cross_attention.keys_of(seq_len)
+        keys = keys_per_token(kind.cross_attention, source, masked=masked)
         total = total + attention_flops_per_token(kind.cross_attention, keys)
     return total
 
@@ -212,14 +217,14 @@ def core_backward_flops_per_token(kind: LayerKind, seq_len: Count, kernel: str) 
 
 
 def layer_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
-    """Forward FLOP of one layer for one token."""
+    """Forward FLOP of one layer for one token of its own sequences of ``seq_len``."""
     return linear_flops_per_token(kind) + core_flops_per_token(kind, seq_len, masked=masked)
 
 
 def head_flops_per_token(model: ModelSpec) -> float:
     """Forward FLOP of the output projection (and a masked-LM head's matrices) for one token."""
     dense = sum(2.0 * w.numel for w in model.head if w.role == "linear")
-    return dense + _tied_projection_flops(model)
+    return model.target_share * (dense + _tied_projection_flops(model))
 
 
 def _tied_projection_flops(model: ModelSpec) -> float:
@@ -234,10 +239,15 @@ def embedding_flops_per_token(model: ModelSpec) -> float:
 
 
 def forward_flops_per_token(model: ModelSpec, seq_len: Count, *, masked: bool = False) -> Real:
-    """Forward FLOP of the whole model for one token."""
+    """Forward FLOP of the whole model for one token (of an encoder-decoder, of its inputs).
+
+    ``model``: ``with_target_length``, where targets have another length.
+    """
     of_kind = {
-        kind: layer_flops_per_token(model.kinds[kind], seq_len, masked=masked)
-        for kind in dict.fromkeys(model.pattern)
+        number: kind.token_share
+        * layer_flops_per_token(kind, kind.own_seq_len(seq_len), masked=masked)
+        for number in dict.fromkeys(model.pattern)
+        for kind in (model.kinds[number],)
     }
     layers = sum(of_kind[kind] for kind in model.pattern)
     return layers + head_flops_per_token(model) + embedding_flops_per_token(model)
@@ -262,9 +272,10 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
     saved = outer - trained_outer_flops_per_token(model)
     for kind in (model.kinds[index] for index in model.pattern):
-        experts = kind.feed_forward
+        experts, own = kind.feed_forward, kind.token_share
         share = experts.experts_per_token / max(1, experts.num_experts)
-        saved += sum(2.0 * w.numel for w in kind.weights if w.role == "linear" and w.frozen)
+        frozen = (w for w in kind.weights if w.role == "linear" and w.frozen)
+        saved += sum(2.0 * w.numel * kind.rows_of(w, own) for w in frozen)
         saved += share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert" and w.frozen)
     return saved
 
@@ -278,16 +289,19 @@ def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, *, masked: bo
     idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.forward_only]
     total: Real = np.zeros_like(np.multiply(1.0, seq_len))
     for kind in idle:
-        core = 2.0 * core_flops_per_token(kind, seq_len, masked=masked)
-        total = total + linear_flops_per_token(kind) + core
+        core = 2.0 * core_flops_per_token(kind, kind.own_seq_len(seq_len), masked=masked)
+        total = total + kind.token_share * (linear_flops_per_token(kind) + core)
     return total
 
 
 def trained_outer_flops_per_token(model: ModelSpec) -> float:
     """Backward FLOP for one token of weight gradients of the embedding block and the head."""
-    trained = [w for w in (*model.embedding, *model.head) if w.role == "linear" and not w.frozen]
+    first, last = (
+        sum(2.0 * w.numel for w in weights if w.role == "linear" and not w.frozen)
+        for weights in (model.embedding, model.head)
+    )
     tied = 0.0 if embedding_is_frozen(model) else _tied_projection_flops(model)
-    return tied + sum(2.0 * w.numel for w in trained)
+    return model.target_share * (tied + last) + first
 
 
 def rule_of_thumb_ratio(model: ModelSpec, seq_len: Count) -> Real:

@@ -26,6 +26,7 @@ from cost_models.compute.flops import (
 from cost_models.model.adapter_methods import SECOND, is_composed
 from cost_models.model.lora import adapter_names, embedding_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
+from cost_models.model.target_length import with_target_length
 from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable, split_layers
@@ -60,6 +61,7 @@ def hardware_flops_per_step(
 
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
     """
+    model = with_target_length(model, workload)
     tokens = 1.0 * workload.seq_len * workload.global_batch_size
     # of the scores, where ring and all-gather attention skip hidden blocks
     share = computed_score_share("eager", table.context_parallel, is_blockwise(table))
@@ -81,7 +83,7 @@ def _matrix_flops(model: ModelSpec, table: PlanTable) -> Real:
         trained = [weight for weight in kind.weights if not weight.frozen]
         trained += [replace(weight, adapter="") for weight in kind.weights if is_composed(weight)]
         for weights in (kind.weights, trained, () if kind.forward_only else kind.weights):
-            total = total + _matmul_flops_of_ranks(weights, table, kind)
+            total = total + kind.token_share * _matmul_flops_of_ranks(weights, table, kind)
     return total
 
 
@@ -90,13 +92,21 @@ def _core_flops(model: ModelSpec, workload: Workload, share: Real) -> Real:
 
     ``share``: of the scores, those that are computed.
     """
-    kernel, seq_len = workload.attention_kernel, workload.seq_len
-    layers = [model.kinds[number] for number in model.pattern]
-    forward = float(sum(core_flops_per_token(kind, seq_len) for kind in layers))
-    backward = float(sum(core_backward_flops_per_token(kind, seq_len, kernel) for kind in layers))
+    kernel, layers = workload.attention_kernel, [model.kinds[number] for number in model.pattern]
+    once = [_own_core_flops(kind, workload) for kind in layers]
+    forward = float(sum(once))
+    backward = float(sum(_own_core_flops(kind, workload, kernel) for kind in layers))
     ratio = CORE_BACKWARD[kernel] * share
-    idle = [ratio * core_flops_per_token(kind, seq_len) for kind in layers if kind.forward_only]
+    idle = [ratio * flops for flops, kind in zip(once, layers, strict=True) if kind.forward_only]
     return (forward + backward) * share - sum(idle)
+
+
+def _own_core_flops(kind: LayerKind, workload: Workload, backward_of: str = "") -> Real:
+    """FLOP of a layer's cores for one token of the inputs: forward, or backward of a kernel."""
+    seq_len = kind.own_seq_len(workload.seq_len)
+    if backward_of:
+        return kind.token_share * core_backward_flops_per_token(kind, seq_len, backward_of)
+    return kind.token_share * core_flops_per_token(kind, seq_len)
 
 
 def _recomputed_flops(
@@ -113,10 +123,11 @@ def _recomputed_flops(
     for number, kind in zip(repeats, model.kinds, strict=True):
         if kind.forward_only:
             continue
-        scores = share * core_flops_per_token(kind, workload.seq_len)
+        number, seq_len = kind.token_share * number, kind.own_seq_len(workload.seq_len)
+        scores = share * core_flops_per_token(kind, seq_len)
         whole = _matmul_flops_of_ranks(kind.weights, table, kind) + scores
         whole = whole - _last_matrix(model, kind)
-        of_core = scores - share * eager * _value_flops(kind, workload.seq_len)
+        of_core = scores - share * eager * _value_flops(kind, seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * scores
         experts = matmul_flops_per_token(kind, [w for w in kind.weights if w.role == "expert"])
@@ -201,7 +212,7 @@ def _avoided_flops(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) 
     kinds = [model.kinds[kind] for kind in model.pattern]
     avoided: Real = np.zeros(len(table))
     for number, kind in enumerate(model.kinds):
-        avoided = avoided + repeats[number] * _last_adapter(model, kind)
+        avoided = avoided + kind.token_share * repeats[number] * _last_adapter(model, kind)
     avoided = table.tensor_parallel * avoided
     first = next((kind for kind in kinds if not kind.forward_only), None)
     if first is None or not _input_needs_none(model, first):
@@ -220,7 +231,8 @@ def _avoided_flops(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) 
     cut = _adapters_of_cut_matrices(first)
     whole = [w for w in reads if w.sharding == "replicate" and w.name not in cut]
     idle = sum(2.0 * w.numel for w in reads if w not in whole)
-    idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
+    # a decoder's first matrices are of the encoder's sizes
+    idle *= 1.0 + bool(model.bridge) * model.target_share
     plain = (table.tensor_parallel == 1) & ~among(table.pipeline_schedule, SPLIT_CODES)
     avoided = avoided + _matmul_flops_of_ranks(whole, table, first)
     return avoided + np.where(plain, idle, 0.0)
@@ -238,7 +250,10 @@ def _value_flops(kind: LayerKind, seq_len: Count) -> float:
         return float(update / np.multiply(1.0, seq_len))
     cores = [kind.attention] + ([kind.cross_attention] if kind.cross_attention else [])
     return float(
-        sum(2.0 * a.num_heads * a.value_head_dim * np.multiply(1.0, seq_len) for a in cores)
+        sum(
+            2.0 * a.num_heads * a.value_head_dim * np.multiply(1.0, a.keys_of(seq_len))
+            for a in cores
+        )
     )
 
 

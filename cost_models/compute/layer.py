@@ -83,8 +83,8 @@ class LayerWork(Struct, frozen=True):
 
     kind: LayerKind
     hidden_size: int
-    seq_len: Count  # keys of each query
-    tokens: Real  # queries on this rank
+    seq_len: Count  # tokens of the layer's own sequences
+    tokens: Real  # of these, on this rank
     tensor_parallel: Count
     sequence_parallel: Flag
     recompute_full: Flag
@@ -129,12 +129,18 @@ class LayerWork(Struct, frozen=True):
         """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
 
+    @property
+    def source_tokens(self) -> Real:
+        """Tokens that cross-attention reads; without it the layer's own."""
+        across = self.kind.cross_attention
+        return self.tokens if across is None else across.keys_of(self.tokens)
+
     def core(self, attention: Attention) -> CoreWork:
         """Return the work of one of the layer's attention cores."""
         return CoreWork(
             attention,
             self.tokens,
-            self.seq_len,
+            attention.keys_of(self.seq_len),
             self.tensor_parallel,
             self.kernel,
             self.compute_bytes,
@@ -230,6 +236,7 @@ def _matrices_of(work: LayerWork, weights: tuple[Weight, ...]) -> Matmuls:
         expert_tensor=work.expert_tensor,
         expert_parallel=work.expert_parallel,
         fp32_adapters=work.software.adapters.in_fp32 and work.compute_bytes < FP32_BYTES,
+        source_tokens=work.source_tokens,
     )
     routed = any(weight.is_routed_expert for weight in weights)
     if not (routed and work.software.kernels.one_hot_capacity):

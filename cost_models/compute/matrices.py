@@ -88,21 +88,23 @@ def matrices_seconds(
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
     fp32_adapters: bool = False,
+    source_tokens: Real | None = None,
 ) -> Matmuls:
     """Seconds of all matrices of a block; an expert receives m k / E tokens (balanced routing).
 
     A rank has E / ep of E experts, to which ep ranks send tokens; where each tensor-parallel rank
     has whole experts (``expert_tensor`` 1), it sends its share of the tokens. Frozen weights have
-    no weight gradients.
+    no weight gradients. ``source_tokens``: those that cross-attention reads; None: ``tokens``.
     """
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     zero = np.zeros_like(np.multiply(1.0, tokens))
 
     def seconds(weight: Weight) -> Matmuls:
+        rows = source_tokens if weight.reads_source and source_tokens is not None else tokens
         if weight.is_adapter and fp32_adapters:
-            return _weight_seconds(weight, tokens, tensor_parallel, FP32_BYTES, rate.of_single)
+            return _weight_seconds(weight, rows, tensor_parallel, FP32_BYTES, rate.of_single)
         if weight.role == "linear":
-            return _weight_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
+            return _weight_seconds(weight, rows, tensor_parallel, compute_bytes, rate)
         experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
         routed = tokens * np.multiply(1.0, cut) / tensor_parallel
         share = routed * experts_per_token / experts

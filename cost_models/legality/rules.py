@@ -21,6 +21,7 @@ from cost_models.legality.recompute_rules import RECOMPUTE_RULES
 from cost_models.legality.rule import (
     Rule,
     adapts_experts,
+    any_of,
     divisors_text,
     expert_sizes,
     ffn_sizes,
@@ -131,13 +132,20 @@ RULES: tuple[Rule, ...] = (
         "sequence_length",
         lambda s, t: (
             t.sequence_parallel
-            & (s.workload.seq_len % (t.tensor_parallel * t.context_parallel) != 0)
+            & any_of(
+                length % (t.tensor_parallel * t.context_parallel) != 0
+                for length in (s.workload.seq_len, s.workload.target_tokens)
+            )
         ),
         lambda s, p: (
             "sequence_parallel: "
             + (f"context_parallel {p.context_parallel} x " if p.context_parallel > 1 else "")
-            + f"tensor_parallel = {p.context_parallel * p.tensor_parallel} does not divide seq_len "
-            f"= {s.workload.seq_len}"
+            + f"tensor_parallel = {p.context_parallel * p.tensor_parallel} does not divide "
+            + (
+                f"seq_len = {s.workload.seq_len}"
+                if s.workload.seq_len % (p.tensor_parallel * p.context_parallel)
+                else f"target_seq_len = {s.workload.target_seq_len}"
+            )
         ),
     ),
     Rule(

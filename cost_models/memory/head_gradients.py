@@ -66,8 +66,7 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     loss = software.loss
     if not loss.chunk_tokens or (loss.chunks_logits and not loss.repeats_chunks):
         return HeadGradients([(head(1.0), left(logits_gradient))], table_of(1.0), table_of(3.0))
-    tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
-    chunks = np.maximum(1.0, tokens / loss.chunk_tokens)
+    chunks = np.maximum(1.0, view.at_head.tokens / loss.chunk_tokens)
     several = chunks > 1.0
     of_table = table_of(np.where(several, 2.0, 3.0))
     if loss.repeats_chunks:

@@ -157,8 +157,8 @@ def _freed_narrow_logits(view: RankView) -> Real:
     loss, narrow = view.software.loss, view.workload.compute_bytes < FP32
     if loss.piece_bytes or loss.fp32_logits_copies < 2.0 or not narrow:
         return np.zeros(len(view.table))
-    _, kept, *_ = head_bytes_per_token(view)
-    return kept * view.tokens * (not loss_in_compute_precision(view))
+    _, kept, *_ = head_bytes_per_token(view.at_head)
+    return kept * view.at_head.tokens * (not loss_in_compute_precision(view))
 
 
 def rank_ledger(view: RankView) -> Ledger:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations.live import TOKEN_ID_BYTES, LiveActivations
+from cost_models.activations.live import LiveActivations
 from cost_models.arrays import Real, holds
 from cost_models.memory.ledger import Given, Item, added, least, product
 
@@ -42,7 +42,7 @@ def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Item, Item]:
     if holds(live.pending):
         name = "operands of pending weight gradients"
         rows.append(_kept(name, live.pending, tokens, live.operands_per_token, "pending"))
-    rows.append(_kept("token ids and labels", heads, tokens, TOKEN_ID_BYTES))
+    rows.append(_kept("token ids and labels", heads, tokens, live.ids_per_token))
     if holds(finished):
         kept = live.logits_gradient * finished
         rows.append(_kept("the inputs of finished heads", finished, tokens, live.head_per_token))

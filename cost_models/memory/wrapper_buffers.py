@@ -95,10 +95,13 @@ def _output_bytes(view: RankView) -> Real:
     """Bytes that a replica returns: logits, and keys and values unless layers are checkpointed."""
     model, table, compute = view.model, view.table, view.workload.compute_bytes
     each = compute if loss_in_compute_precision(view) else max(FP32, compute)
-    widths = [kind.attention.num_kv_heads * kind.attention.head_dim for kind in model.kinds]
+    widths = [
+        kind.token_share * kind.attention.num_kv_heads * kind.attention.head_dim
+        for kind in model.kinds
+    ]
     keys = sum(widths[kind] for kind in model.pattern)
     cached = np.where(table.recompute == FULL, 0.0, 2.0 * compute * keys)
-    found: Real = view.tokens * (each * model.vocab_size + cached)
+    found: Real = view.tokens * (model.target_share * each * model.vocab_size + cached)
     return found
 
 

@@ -233,6 +233,7 @@ def _beside(weight: Weight, method: str, rank: int) -> list[Weight]:
                 weight.part,
                 is_adapter=True,
                 parts=weight.parts if cut else (),
+                reads_source=weight.reads_source,
             )
         )
     return found

@@ -43,6 +43,8 @@ class Weight:
     quantised: bool = False  # frozen, in 4 bits
     is_adapter: bool = False  # a tensor added to a frozen matrix, see ``lora``
     adapter: str = ""  # the method that adapts this frozen matrix, see ``adapter_methods``
+    # multiplied with the tokens that cross-attention reads, not with those of the layer itself
+    reads_source: bool = False
 
     @property
     def numel(self) -> int:
@@ -119,6 +121,14 @@ class Attention:
     rope_head_dim: int = 0
     gated: bool = False  # the output is multiplied by the sigmoid of a gate, projected with queries
     delta_rule: DeltaRule | None = None  # linear attention: no scores of pairs of tokens
+    # tokens of a sequence of queries, and of the one that gives it keys and values, where they
+    # differ: cross-attention in a model ``with_target_length``; 0: equal
+    num_queries: int = 0
+    num_keys: int = 0
+
+    def keys_of(self, queries: Any) -> Any:
+        """Tokens that give keys and values to sequences of so many queries."""
+        return queries * self.num_keys / self.num_queries if self.num_queries else queries
 
     @property
     def conv_channels(self) -> int:
@@ -166,6 +176,24 @@ class LayerKind:
     # layers of one stack share the tables (look-ups) of its first kind; "": nothing is shared
     stack: str = ""
 
+    def own_seq_len(self, seq_len: Any) -> Any:
+        """Tokens of its own sequences, where the workload's have ``seq_len``."""
+        across = self.cross_attention
+        return across.num_queries if across is not None and across.num_queries else seq_len
+
+    @property
+    def token_share(self) -> float:
+        """Tokens of its own sequences over those of the workload's: of a decoder's targets."""
+        across = self.cross_attention
+        if across is None or not across.num_queries:
+            return 1.0
+        return across.num_queries / across.num_keys
+
+    def rows_of(self, weight: Weight, tokens: Any) -> Any:
+        """Tokens that are multiplied with a matrix, where the layer itself has ``tokens``."""
+        across = self.cross_attention
+        return across.keys_of(tokens) if across is not None and weight.reads_source else tokens
+
     @property
     def shared_tables(self) -> tuple[Weight, ...]:
         """Tables that all layers of its stack read: relative position biases (T5)."""
@@ -207,6 +235,11 @@ class ModelSpec:
     def outer(self) -> tuple[Weight, ...]:
         """Every tensor outside the layers."""
         return (*self.embedding, *self.bridge, *self.head)
+
+    @property
+    def target_share(self) -> float:
+        """Tokens that reach the head over those of the workload's sequences."""
+        return self.kinds[self.pattern[-1]].token_share
 
     @property
     def bridge_layer(self) -> int | None:

@@ -6,6 +6,7 @@ Units: as named; every property is a number or a column of the plan table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from cost_models.arrays import Real, holds
 from cost_models.columnar.known_rows import KnownRows
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.model.target_length import with_target_length
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.stages import PipelineRank
 from cost_models.partition.tensor_sharding import sequence_shards
@@ -56,10 +58,26 @@ class RankView(Struct, frozen=True, dict=True):
     table: PlanTable
     rank: PipelineRank
 
-    @property
+    @cached_property
     def model(self) -> ModelSpec:
-        """The model of the scenario."""
-        return self.scenario.model
+        """The model of the scenario, with the length of its targets."""
+        return with_target_length(self.scenario.model, self.scenario.workload)
+
+    def own(self, kind: LayerKind) -> RankView:
+        """The rank with the sequences of a kind of layers: their ``seq_len`` and ``tokens``."""
+        length = kind.own_seq_len(self.workload.seq_len)
+        return self if length == self.workload.seq_len else self._of_targets
+
+    @property
+    def at_head(self) -> RankView:
+        """The rank with the sequences that reach the head."""
+        return self.own(self.model.kinds[self.model.pattern[-1]])
+
+    @cached_property
+    def _of_targets(self) -> RankView:
+        length = self.workload.target_seq_len
+        workload = replaced(self.workload, seq_len=length, target_seq_len=0)
+        return replace(self, scenario=replaced(self.scenario, model=self.model, workload=workload))
 
     @property
     def cluster(self) -> Cluster:

@@ -134,6 +134,8 @@ class Workload:
     # of the projected gradients of GaLore and APOLLO
     optimizer_rank: Annotated[int, Meta(ge=1, le=MAX_ADAPTER_RANK)] = USUAL_RANK
     adapter_method: AdapterMethod = "lora"
+    # tokens of an encoder-decoder's targets, where inputs have seq_len; 0: as many
+    target_seq_len: Annotated[int, Meta(ge=0, le=MAX_SEQ_LEN)] = 0
 
     @property
     def adapter_name(self) -> str:
@@ -169,8 +171,13 @@ class Workload:
         return KEPT_BYTES.get(self.gradient_precision, auto)
 
     @property
+    def target_tokens(self) -> int:
+        """Tokens of a target: of the labels of one sequence."""
+        return self.target_seq_len or self.seq_len
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees."""
+        """Tokens that one optimizer step sees; of an encoder-decoder, those of the inputs."""
         return self.seq_len * self.global_batch_size
 
     def to_dict(self) -> dict[str, Any]:

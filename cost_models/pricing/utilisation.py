@@ -26,6 +26,7 @@ from cost_models.activations.document_masks import as_computed
 from cost_models.communication.seconds import links_may_differ
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.compute.rates import multiplied_precision, peak_of, training_rates
+from cost_models.model.target_length import with_target_length
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import interval, time_spread, with_assumed_links
 
@@ -49,7 +50,8 @@ class CountedFlops(NamedTuple):
 
 def counted_flops(scenario: Scenario) -> CountedFlops:
     """Return the model FLOP of a step that MFU counts."""
-    model, workload = scenario.model, scenario.workload
+    workload = scenario.workload
+    model = with_target_length(scenario.model, workload)
     sizes = workload.seq_len, workload.global_batch_size
     full = float(model_flops_per_step(model, *sizes))
     peak = peak_flops(scenario)
@@ -67,7 +69,8 @@ def least_step(scenario: Scenario) -> float:
 
 def _kept_flops(scenario: Scenario) -> float:
     """Return the model FLOP of a step with the scores that masks keep alone."""
-    model, workload = scenario.model, scenario.workload
+    workload = scenario.workload
+    model = with_target_length(scenario.model, workload)
     kinds = tuple(as_computed(kind, workload, scenario.software) for kind in model.kinds)
     sizes = workload.seq_len, workload.global_batch_size
     return float(model_flops_per_step(replace(model, kinds=kinds), *sizes, masked=True))

@@ -112,7 +112,7 @@ def adapter_waits(passes: DevicePasses) -> Pair:
     for layers in view.layers:
         if not holds(layers.trained):
             continue
-        sizes = layers.kind, view.tokens, table.tensor_parallel, view.compute_bytes
+        sizes = layers.kind, view.own(layers.kind).tokens, table.tensor_parallel, view.compute_bytes
         wait = adapter_wait(*sizes, passes.rate, software)
         wait = np.where(wraps, wait, 0.0)
         forward = forward + layers.count * wait

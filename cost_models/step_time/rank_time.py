@@ -177,7 +177,7 @@ def _seconds_of_blocks(
         return PassSeconds(*view.on_known_rows(LAYER_COLUMNS, price, kind, rate))
 
     def price_head(view: RankView) -> tuple[Real, ...]:
-        sizes = view.model, view.tokens, view.table.tensor_parallel, view.compute_bytes
+        sizes = view.model, view.at_head.tokens, view.table.tensor_parallel, view.compute_bytes
         return astuple(head_seconds(*sizes, rate, view.software))
 
     found = [of_kind(kind) for kind in kinds]
@@ -188,6 +188,7 @@ def _seconds_of_blocks(
 
 def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
     """Return the work of one layer under the plans of a view."""
+    view = view.own(kind)
     model, workload, table = view.model, view.workload, view.table
     around = by_operator(table.recompute)
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)

@@ -23,7 +23,9 @@ class Batch:
     """
 
     inputs: Tensor  # (rows, seq_len), int64
-    labels: Tensor  # (rows, seq_len), int64; IGNORED: not part of the loss
+    # (rows, seq_len), or of an encoder-decoder (rows, target_seq_len), int64; IGNORED: not part of
+    # the loss
+    labels: Tensor
     tokens: int  # in the loss of the whole global batch
     starts: Tensor | None = None  # (rows, seq_len), int64
     first_row: int = 0

@@ -38,6 +38,7 @@ class Corpus(ABC):
     skipped_rows = 0
     notes: tuple[str, ...] = ()  # caveats for readers of the results
     objective: Objective | None = None
+    target_seq_len = 0  # of the labels; 0: seq_len
 
     def __init__(self, name: str, seq_len: int, seed: int) -> None:
         self.name = name
@@ -67,6 +68,8 @@ class Corpus(ABC):
     def identity(self) -> dict[str, Any]:
         """Return everything that the batches depend on, as JSON values; excludes paths."""
         found = {**self._identity(), "seq_len": self.seq_len, "seed": self.seed}
+        if self.target_seq_len:
+            found["target_seq_len"] = self.target_seq_len
         return found if self.objective is None else {**found, "objective": str(self.objective)}
 
     def fingerprint(self) -> str:
@@ -117,8 +120,8 @@ class Corpus(ABC):
             every = self._rows(samples, slice(None))
             every = [self._with_objective(r, int(p)) for r, p in zip(every, places, strict=True)]
             made, tokens = every[here], sum(int((r.labels != IGNORED).sum()) for r in every)
-        shape = (len(rows), self.seq_len)
-        inputs, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        shape, targets = (len(rows), self.seq_len), (len(rows), self.target_seq_len or self.seq_len)
+        inputs, labels = np.zeros(shape, np.int64), np.full(targets, IGNORED, dtype=np.int64)
         starts = None
         if any(row.starts is not None for row in made):
             starts = np.zeros(shape, np.int64)

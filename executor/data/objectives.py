@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -53,15 +53,16 @@ class CorruptedSpans:
     """
 
     sentinel: int
+    target_seq_len: int = field(default=0, repr=False)  # 0: the row's length
 
     def __call__(self, row: TokenSequence, random: np.random.Generator) -> TokenSequence:
-        """Return the source as inputs and the target as labels, each padded to the row's length."""
-        size = len(row.inputs)
+        """Return the source as inputs and the target as labels, each padded to its length."""
+        size, length = len(row.inputs), self.target_seq_len or len(row.inputs)
         tokens = row.inputs[: int(_real(row).sum())]
-        inputs, labels = np.full(size, PAD, np.int64), np.full(size, IGNORED, dtype=np.int64)
+        inputs, labels = np.full(size, PAD, np.int64), np.full(length, IGNORED, dtype=np.int64)
         if len(tokens):
             source, target = self._split(tokens, random)
-            target = target[:size]  # would be longer for samples of one or two tokens
+            target = target[:length]  # would be longer for samples of one or two tokens
             inputs[: len(source)], labels[: len(target)] = source, target
         return TokenSequence(inputs, labels)
 

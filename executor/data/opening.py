@@ -27,23 +27,31 @@ def open_corpus(
     seed: int,
     masked: bool = False,
     spans: bool = False,
+    target_seq_len: int = 0,
 ) -> Corpus:
     """Open the data of a run; raises an InputError if it cannot be used.
 
     ``masked``: the objective is masked-token prediction (BERT). The tokenizer defines the mask
     token; without a tokenizer it is the last token of the vocabulary. ``spans``: the objective is
     span corruption (T5). The tokenizer defines the sentinels; without a tokenizer they are the last
-    tokens of the vocabulary.
+    tokens of the vocabulary. ``target_seq_len``: tokens of its targets; 0: as many as of inputs.
     """
     sentinel = _first_sentinel(options, vocab_size, seq_len) if spans else None
+    removed, number = span_sizes(seq_len)
+    if target_seq_len and not removed + number < target_seq_len:
+        raise InputError(
+            f"target_seq_len = {target_seq_len:,}: span corruption of seq_len = {seq_len:,} tokens "
+            f"has targets of {removed + number + 1:,} (must be at least these)"
+        )
     corpus = _open(options, vocab_size, seq_len, seed)
+    corpus.target_seq_len = target_seq_len
     if masked:
         mask = open_vocabulary(options.tokenizer).mask if options.tokenizer else None
         if options.tokenizer and mask is None:
             raise InputError(f"{options.tokenizer}: has no mask token (masked samples need one)")
         corpus.objective = MaskedTokens(vocab_size, vocab_size - 1 if mask is None else mask)
     if sentinel is not None:
-        corpus.objective = CorruptedSpans(sentinel)
+        corpus.objective = CorruptedSpans(sentinel, target_seq_len)
     return corpus
 
 

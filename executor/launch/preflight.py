@@ -62,6 +62,7 @@ def prepare(
         "seed": seed,
         "masked": file.model.family in MASKED_FAMILIES,
         "spans": file.model.family in SPAN_FAMILIES,
+        "target_seq_len": file.workload.target_seq_len,
     }
     corpus = open_corpus(data, **sizes)
     held_out = None if evaluation is None else open_corpus(evaluation, **sizes)

@@ -1,17 +1,19 @@
 """A stage of an encoder-decoder: layers of the encoder, of the decoder, or of both.
 
-The source (``inputs``) and the target (``labels``) of a row have seq_len positions each. Padding of
-the source is masked in both stacks; the decoder reads the target shifted by one position.
+The source (``inputs``) of a row has seq_len positions, the target (``labels``) as many, or
+target_seq_len. Padding of the source is masked in both stacks; the decoder reads the target shifted
+by one position.
 
-Up to the end of the encoder a stage passes on its hidden state; from then on two of them, the
-decoder's and the encoder's output, whose gradients the stages accumulate on the way back. The stage
-where the decoder begins (the bridge) holds the encoder's final norm and its own copy of the
-embedding. The table of relative positions, which the layers of a stack share, is in the first of
-them on every stage: a copy, unless that is the stack's first layer.
+Up to the end of the encoder a stage passes on its hidden state; from then on two of them in one
+message, the decoder's and the encoder's output, whose gradients the stages accumulate on the way
+back. The stage where the decoder begins (the bridge) holds the encoder's final norm and its own
+copy of the embedding. The table of relative positions, which the layers of a stack share, is in the
+first of them on every stage: a copy, unless that is the stack's first layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -41,6 +43,7 @@ class EncoderDecoderStage(Stage):
 
     def __init__(self, file: PlanFile, index: int, axis: TensorAxis) -> None:
         self.is_bridge = index == bridge_stage(file.model, file.layer_ranges)
+        self.width = file.model.hidden_size
         super().__init__(file, index, axis)
 
     def _take_parts(self, whole: nn.Module) -> None:
@@ -90,8 +93,8 @@ class EncoderDecoderStage(Stage):
         target: Tensor | None = None
         if received is None:
             source = self.get_submodule(self.tokens)(batch.inputs)
-        elif received.dim() > 3:
-            target, source = received.unbind()
+        elif received.dim() == 1:
+            target, source = self._unpacked(received, batch)
         else:
             source = received
         hidden = _hidden_places(source_mask(batch.inputs), source.dtype)
@@ -107,10 +110,17 @@ class EncoderDecoderStage(Stage):
         read = gather_tokens(self.axis, source)
         target = self._run_stack(DECODER, target, causal, read, hidden)
         if not self.last:
-            return torch.stack([target, source])
+            return packed(target, source)
         target = self._dropped(self.get_submodule(self.family.norm or "")(target))
         loss: Tensor = self.get_submodule(self.family.head)(target, batch.labels)
         return loss
+
+    def _unpacked(self, received: Tensor, batch: Batch) -> list[Tensor]:
+        """Return the decoder's hidden state and the encoder's output from one message."""
+        ranks = self.axis.size if self.axis.sequence_parallel else 1
+        shapes = [(len(x), x.size(1) // ranks, self.width) for x in (batch.labels, batch.inputs)]
+        parts = received.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _run_stack(self, stack: str, hidden: Tensor, added: Tensor, *source: Tensor) -> Tensor:
         """Run this stage's layers of one stack; the first adds the position bias for the others."""
@@ -124,6 +134,11 @@ class EncoderDecoderStage(Stage):
         return self._dropped(
             vocabulary_embedding(self.axis, tokens, table.weight, self.start, table.padding_idx)
         )
+
+
+def packed(target: Tensor, source: Tensor) -> Tensor:
+    """Return the decoder's hidden state and the encoder's output as one message."""
+    return torch.cat([target.flatten(), source.flatten()])
 
 
 def _hidden_places(seen: Tensor, dtype: torch.dtype) -> Tensor:

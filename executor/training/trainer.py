@@ -172,12 +172,14 @@ class Trainer:
     def _create_pipeline(self) -> Pipeline:
         """Connect the stages; a message is one or two hidden states of a micro-batch."""
         file, plan = self.file, self.plan
-        tokens = file.workload.seq_len // plan.context_parallel
-        if plan.sequence_parallel:
-            tokens //= plan.tensor_parallel
-        message = (plan.micro_batch_size, tokens, file.model.hidden_size)
+        ranks = plan.context_parallel * (plan.tensor_parallel if plan.sequence_parallel else 1)
+        lengths = (file.workload.seq_len, file.workload.target_tokens)
+        source, target = (
+            (plan.micro_batch_size, length // ranks, file.model.hidden_size) for length in lengths
+        )
+        both = (math.prod(source) + math.prod(target),)
         states = states_between(file.model, file.layer_ranges)
-        shapes = [message if number == 1 else (number, *message) for number in states]
+        shapes = [source if number == 1 else both for number in states]
         return Pipeline(self.stages, self.grid, shapes, COMPUTE_DTYPE[file.workload.precision])
 
     @property
@@ -227,12 +229,14 @@ class Trainer:
     def own(self, batch: Batch) -> list[Batch]:
         """Return the micro-batches of this rank, on its device."""
         own = batch.rows(self.rows.start, self.rows.stop)
-        expected = (len(self.rows), self.file.workload.seq_len)
-        shapes = {tuple(x.shape) for x in (own.inputs, own.labels, own.starts) if x is not None}
-        if shapes != {expected}:
+        workload, rows = self.file.workload, len(self.rows)
+        expected, targets = (rows, workload.seq_len), (rows, workload.target_tokens)
+        shapes = {tuple(x.shape) for x in (own.inputs, own.starts) if x is not None}
+        if shapes != {expected} or tuple(own.labels.shape) != targets:
+            shapes.add(tuple(own.labels.shape))
             raise InputError(
                 f"a batch of shape {sorted(shapes)}, but this rank trains on (rows, seq_len) = "
-                f"{expected}"
+                f"{expected}" + f", targets of {targets}" * (targets != expected)
             )
         if self.context.size > 1:
             own = own.at(self.context.places(self.file.workload.seq_len))

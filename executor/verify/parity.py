@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cost_models.activations.operators import SINK_FEATURES
 from cost_models.compute.hardware_flops import hardware_flops_per_step
-from cost_models.model.spec import Attention, ModelSpec
+from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import AttentionKernel
 from cost_models.plan_file import PlanFile
@@ -204,10 +204,14 @@ def predicted_flops(file: PlanFile, device: str, *, documents: bool = False) -> 
     found = _flops(file, model, kernel)
     biased = all(kind.trains_position_bias for kind in model.kinds)
     if device == "cpu" and biased and kernel == "flash":
-        kinds = [replace(kind, cross_attention=None) for kind in model.kinds]
-        own = replace(model, kinds=tuple(kinds))
+        own = replace(model, kinds=tuple(map(_without_cross_scores, model.kinds)))
         found += _flops(file, own, "eager") - _flops(file, own, "flash")
     return float(round(found))
+
+
+def _without_cross_scores(kind: LayerKind) -> LayerKind:
+    across = kind.cross_attention
+    return kind if across is None else replace(kind, cross_attention=replace(across, num_heads=0))
 
 
 def _fused_core(attention: Attention, file: PlanFile, *, in_blocks: bool) -> Attention:
@@ -335,9 +339,15 @@ def random_batch(file: PlanFile, seed: int = 0, *, documents: bool = False) -> B
         labels = torch.where(hidden, inputs, IGNORED)
         inputs = torch.where(hidden, 0, inputs)
     if FAMILIES[file.model.family].encoder_decoder:  # sources and targets of different lengths
-        lengths = torch.randint(seq_len // 2, seq_len + 1, (2, rows, 1), generator=generator)
-        inputs = torch.where(torch.arange(seq_len) < lengths[0], inputs.clamp(min=1), 0)
-        labels = torch.where(torch.arange(seq_len) < lengths[1], labels, IGNORED)
+        target = file.workload.target_tokens
+        if target != seq_len:
+            labels = torch.randint(file.model.vocab_size, (rows, target), generator=generator)
+        lengths, more = (
+            torch.randint(size // 2, size + 1, (rows, 1), generator=generator)
+            for size in (seq_len, target)
+        )
+        inputs = torch.where(torch.arange(seq_len) < lengths, inputs.clamp(min=1), 0)
+        labels = torch.where(torch.arange(target) < more, labels, IGNORED)
     if not documents:
         return Batch.whole(inputs, labels)
     begins = torch.rand(rows, seq_len, generator=generator) < DOCUMENTS / seq_len

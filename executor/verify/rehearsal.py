@@ -192,7 +192,8 @@ def _start(layout: ParameterLayout, pieces: Pieces) -> Tensor:
 def _batch(file: PlanFile, trainer: train.Trainer, documents: bool) -> Batch:
     """Return the rows of this rank."""
     shape = (len(trainer.rows), file.workload.seq_len)
-    inputs, labels = (torch.empty(shape, dtype=torch.int64) for _ in range(2))
+    inputs = torch.empty(shape, dtype=torch.int64)
+    labels = torch.empty((len(trainer.rows), file.workload.target_tokens), dtype=torch.int64)
     starts = torch.empty(shape, dtype=torch.int64) if documents else None
     tokens = file.plan.global_batch_size * file.workload.seq_len
     return Batch(inputs, labels, tokens, starts, trainer.rows.start)
@@ -258,8 +259,10 @@ def _hint(file: PlanFile, stages: list[Stage]) -> Hint:
     """
     start, stop = stages[-1].start, stages[-1].stop
     plan = file.plan
-    tokens = file.workload.seq_len // plan.context_parallel * plan.micro_batch_size
-    rows = {tokens, tokens // plan.tensor_parallel if plan.sequence_parallel else tokens}
+    rows = set[int]()
+    for length in (file.workload.seq_len, file.workload.target_tokens):
+        tokens = length // plan.context_parallel * plan.micro_batch_size
+        rows |= {tokens, tokens // plan.tensor_parallel if plan.sequence_parallel else tokens}
     shapes = (
         layout.local_shape(stage.axis, stage.experts)
         for stage in stages

@@ -143,6 +143,7 @@ def tiny(
     qlora: int = 0,
     adapter_targets: str = "all",
     freeze: str = "",
+    target_seq_len: int = 0,
     **config: Any,
 ) -> PlanFile:
     """Return a plan file for a tiny model."""
@@ -161,6 +162,7 @@ def tiny(
         adapter_alpha=2.0 * (lora or qlora),
         adapter_targets=cast(Any, adapter_targets),
         freeze=freeze,
+        target_seq_len=target_seq_len,
     )
     model = adapted(model_spec(values, name=f"tiny {family}", where="test"), workload)
     return PlanFile(

@@ -120,8 +120,9 @@ def _matrices(work: LayerWork) -> Iterator[RooflinePoint]:
             experts_per_token=of_experts,
             expert_tensor=work.expert_tensor,
             expert_parallel=work.expert_parallel,
+            source_tokens=work.source_tokens,
         )
-        rows, many, over = tokens, 1.0, tensor
+        rows, many, over = work.kind.rows_of(weight, tokens), 1.0, tensor
         if weight.role == "expert":
             rows, over = tokens * cut / tensor * of_experts, cut
             many = weight.shape[0] / first(work.expert_parallel)
@@ -173,10 +174,11 @@ def _head(view: RankView, rate: Rates) -> Iterator[RooflinePoint]:
     model, over = view.model, first(view.table.tensor_parallel)
     if not model.head_multiply:
         return
+    rows = view.at_head.tokens
     found = head_seconds(
-        model, view.tokens, view.table.tensor_parallel, view.compute_bytes, rate, view.software
+        model, rows, view.table.tensor_parallel, view.compute_bytes, rate, view.software
     )
-    tokens, inputs = first(view.tokens), model.head_multiply / model.vocab_size
+    tokens, inputs = first(rows), model.head_multiply / model.vocab_size
     outputs = model.vocab_size / over
     moved = inputs * outputs + tokens * (inputs + outputs)
     flops = 2.0 * tokens * inputs * outputs

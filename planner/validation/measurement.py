@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.compute.flops import model_flops_per_step
+from cost_models.model.target_length import with_target_length
 from cost_models.uncertainty import MemoryKind
 from planner.validation.rows.case import Case
 from planner.validation.rows.counts import spaced
@@ -106,7 +107,8 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     definition = look_up(words_table().flops, row)
     if definition is None or definition.counts != "model":
         return None
-    sizes = (case.scenario.model, workload.seq_len, workload.global_batch_size)
+    model = with_target_length(case.scenario.model, workload)
+    sizes = (model, workload.seq_len, workload.global_batch_size)
     flops = float(model_flops_per_step(*sizes, masked=definition.attention != 1.0))
     if row.get("tflops_per_gpu"):
         return flops / (float(row.get("tflops_per_gpu")) * 1e12 * gpus)
@@ -152,7 +154,8 @@ def rates(case: Case, step: float, *, masked: bool = False) -> tuple[float, floa
     peak = cluster.accelerator.peak_flops.get(workload.precision)
     if peak is None:
         return tokens, None
-    sizes = case.scenario.model, workload.seq_len, workload.global_batch_size
+    model = with_target_length(case.scenario.model, workload)
+    sizes = model, workload.seq_len, workload.global_batch_size
     flops = float(model_flops_per_step(*sizes, masked=masked))
     return tokens, flops / (step * peak.value * cluster.num_gpus)
 

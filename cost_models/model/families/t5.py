@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from cost_models.model.families.blocks import (
@@ -50,8 +51,8 @@ T5 = Defaults(
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
 LENGTHS: Final = (
-    "seq_len is the length of both the encoder's and the decoder's sequences; shorter ones are "
-    "padded to it"
+    "seq_len is the length of the encoder's sequences, and of the decoder's without a "
+    "target_seq_len; shorter ones are padded to it"
 )
 
 
@@ -119,7 +120,10 @@ def _block(
     hidden_size, is_decoder = sizes.hidden_size, stack_name == DECODER
     mlp = 2 if is_decoder else 1
     cross = (
-        (*_attention("layer.1.EncDecAttention", sizes), *norm("layer.1.layer_norm", hidden_size))
+        (
+            *_attention("layer.1.EncDecAttention", sizes, reads_source=True),
+            *norm("layer.1.layer_norm", hidden_size),
+        )
         if is_decoder
         else ()
     )
@@ -145,16 +149,21 @@ def _attends(sizes: TransformerSizes, *, causal: bool) -> Attention:
     return ordinary_attention(sizes, rotary=False, causal=causal, softmax_in_fp32=False)
 
 
-def _attention(name: str, sizes: TransformerSizes, buckets: int = 0) -> Weights:
+def _attention(
+    name: str, sizes: TransformerSizes, buckets: int = 0, *, reads_source: bool = False
+) -> Weights:
     inner = sizes.query_size
+    keys = (
+        *linear(f"{name}.k", sizes.hidden_size, inner, "column"),
+        *linear(f"{name}.v", sizes.hidden_size, inner, "column"),
+    )
     bias = Weight(
         f"{name}.relative_attention_bias.weight", (buckets, sizes.num_heads), "lookup", "column"
     )
     return part(
         "attention",
         *linear(f"{name}.q", sizes.hidden_size, inner, "column"),
-        *linear(f"{name}.k", sizes.hidden_size, inner, "column"),
-        *linear(f"{name}.v", sizes.hidden_size, inner, "column"),
+        *(replace(weight, reads_source=reads_source) for weight in keys),
         *linear(f"{name}.o", inner, sizes.hidden_size, "row"),
         *((bias,) if buckets else ()),
     )

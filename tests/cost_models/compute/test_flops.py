@@ -24,6 +24,7 @@ from cost_models.compute.flops import (
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.spec import Attention, ModelSpec
+from cost_models.model.target_length import with_target_length
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from tests.cost_models.model.real_modules import AUTO_CLASSES
@@ -69,12 +70,13 @@ def as_multiplied(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "num_experts_per_tok": config["num_local_experts"]}
 
 
-def counted_flops(module: PreTrainedModel) -> tuple[int, int]:
+def counted_flops(module: PreTrainedModel, target_seq_len: int = SEQ_LEN) -> tuple[int, int]:
     """FLOP of one forward and of one backward pass."""
     tokens = torch.randint(2, 90, (BATCH, SEQ_LEN))
     inputs = {"input_ids": tokens, "labels": tokens}
     if module.config.model_type == "t5":
-        inputs["decoder_input_ids"] = tokens
+        targets = torch.randint(2, 90, (BATCH, target_seq_len))
+        inputs |= {"decoder_input_ids": targets, "labels": targets}
     with FlopCounterMode(display=False) as forward:
         loss = module(**inputs).loss
     with FlopCounterMode(display=False, custom_mapping=CONVOLUTIONS) as backward:
@@ -99,6 +101,21 @@ def test_flops_are_those_of_the_real_module(config: dict[str, Any]) -> None:
     assert float(model_flops_per_step(spec, SEQ_LEN, BATCH)) == pytest.approx(
         forward + backward - beyond * BATCH * SEQ_LEN, rel=1e-12 if linear else 0.0
     )
+
+
+@pytest.mark.parametrize("target_seq_len", [5, 24])
+def test_targets_of_an_encoder_decoder_have_a_length_of_their_own(target_seq_len: int) -> None:
+    config = dict(CONFIGS["t5"])
+    forward, backward = counted_flops(eager_module(config), target_seq_len)
+    workload = Workload(SEQ_LEN, BATCH, attention_kernel="eager", target_seq_len=target_seq_len)
+    spec = with_target_length(model_spec(config, name="tiny"), workload)
+    once = float(forward_flops_per_token(spec, SEQ_LEN)) * BATCH * SEQ_LEN
+    assert once == pytest.approx(forward, rel=1e-12)
+    step = float(model_flops_per_step(spec, SEQ_LEN, BATCH))
+    assert step == pytest.approx(forward + backward, rel=1e-12)
+    table = PlanTable.from_plans([Plan(micro_batch_size=BATCH)])
+    executed = float(hardware_flops_per_step(spec, workload, table)[0])
+    assert executed == pytest.approx(forward + backward, rel=1e-12)
 
 
 def test_every_family_is_counted() -> None:
