@@ -4,6 +4,7 @@ A section is a list of entries; of those whose conditions are met, the most spec
 condition is a column and terms of its vocabulary (vocabulary.toml): the cell must contain all of
 them; ``anywhere`` is every cell that is read. In a column without a vocabulary the cell must
 contain the words, and a number must equal one of them. An entry without conditions always applies.
+"a | b" stands for two entries, one with each term, and "a?" for one with and one without it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -29,6 +30,8 @@ from planner.validation.rows.runs_file import COLUMNS, TEXTS, Row
 from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
 
 TABLE: Final = Path(__file__).parent / "words.toml"
+OR: Final = " | "
+NAMES: Final = frozenset({"presets", "kinds", "shapes"})  # sections by name
 
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -365,23 +368,47 @@ def words_table_from(path: Path) -> WordsTable:
     """Read and check a table."""
     values = read_toml(path, "the table of words")
     patterns = {name for name, kind in WordsTable.__annotations__.items() if "Pattern" in kind}
-    sections = {
-        name: [_with_conditions(entry) for entry in section]
+    sections: dict[str, Any] = {
+        name: [one for entry in section for one in _written_out(entry)]
         if isinstance(section, list) and name not in patterns
         else section
         for name, section in values.items()
     }
+    for name in NAMES & sections.keys():
+        sections[name] = {
+            one: value for names, value in sections[name].items() for one in names.split(OR)
+        }
     table = convert(sections, WordsTable, str(path))
-    for name in sections.keys() - patterns - {"presets", "kinds", "shapes"}:
+    for name in sections.keys() - patterns - NAMES:
         _check(getattr(table, name), f"{path}: [[{name}]]")
     return table
 
 
-def _with_conditions(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with its conditions (columns with a list of terms) under ``when``."""
+def _written_out(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries that one stands for, their conditions (lists of terms) under ``when``.
+
+    >>> [one["when"] for one in _written_out({"precision": ["fp8 | fp4"], "peft": ["lora?"]})]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [{'precision': ['fp8'], 'peft': ['lora']}, {'precision': ['fp8']},
+     {'precision': ['fp4'], 'peft': ['lora']}, {'precision': ['fp4']}]
+    """
     columns = {*COLUMNS, ANYWHERE}
     when = {key: value for key, value in entry.items() if key in columns and type(value) is list}
-    return {"when": when, **{key: value for key, value in entry.items() if key not in when}}
+    others = {key: value for key, value in entry.items() if key not in when}
+    each = [[(column, one) for one in _terms(word)] for column in when for word in when[column]]
+    for chosen in product(*each):
+        found: dict[str, list[Any]] = {}
+        for column, term in chosen:
+            if term != "":
+                found.setdefault(column, []).append(term)
+        yield {"when": found, **others}
+
+
+def _terms(word: Any) -> list[Any]:
+    """Return the terms of which one must stand in a cell; the empty one: none need stand."""
+    if not isinstance(word, str):
+        return [word]
+    return [*word.removesuffix("?").split(OR), *([""] if word.endswith("?") else [])]
 
 
 def _check(section: Sequence[Conditions], where: str) -> None:

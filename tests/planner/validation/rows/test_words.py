@@ -40,7 +40,7 @@ def sections(table: WordsTable) -> dict[str, tuple[Conditions, ...]]:
         ('is = "device"', 'is = "devices"', "Did you mean device?"),
         ('peft = ["qlora"]', 'peft = ["qqlora"]', "peft = 'qqlora' is no term of the vocabulary"),
         (
-            'optimizer = ["lion"]',
+            'optimizer = ["lamb"]',
             'optimizer = ["sgd"]',
             "two entries are equally specific and apply to the same rows: optimizer = ['sgd']",
         ),
