@@ -48,9 +48,8 @@ def case(family: str, layers: int, plan: Plan, seq_len: int = 64, **config: Any)
 def counted(rank: int, file: PlanFile) -> dict[str, int]:
     """Count the operators of the third step on one rank, by phase."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    from executor.counters.collectives_and_flops import is_wrapped
+    from executor.counters.collectives_and_flops import OperatorMode
     from executor.data.batch import Batch
     from executor.training.optimizer import clipping_factor
     from executor.training.trainer import Trainer
@@ -58,15 +57,11 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
     found: Counter[str] = Counter()
     outside = "forward"  # of the backward pass
 
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if is_wrapped(types):
-                return NotImplemented
+    class Mode(OperatorMode):
+        def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             backward = torch._C._current_graph_task_id() != -1
             found["backward" if backward else outside] += 1
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
     trainer = Trainer(file, seed=0)
     tokens = torch.zeros(file.plan.global_batch_size, file.workload.seq_len, dtype=torch.int64)

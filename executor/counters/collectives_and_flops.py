@@ -57,7 +57,7 @@ COLLECTIVES: Final[dict[str, tuple[str, int]]] = {
 NAMESPACES: Final = ("c10d", "_c10d_functional")
 
 
-def is_wrapped(types: Any) -> bool:
+def _is_wrapped(types: Any) -> bool:
     """Return whether an operator works on wrapped tensors: its local operators follow."""
     return any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types)
 
@@ -79,11 +79,24 @@ def tensor_bytes(values: Any) -> int:
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
-    """A mode that torch calls directly, not through a wrapper for torch.compile at every call."""
+    """Runs every operator by ``run``; torch calls it directly, without a wrapper for torch.compile.
+
+    An operator on wrapped tensors is left to torch: its local operators follow.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator."""
+        return NotImplemented if _is_wrapped(types) else self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operator."""
+        return func(*args, **kwargs)
 
 
 class CommunicationCounter(OperatorMode):
@@ -121,13 +134,9 @@ class CommunicationCounter(OperatorMode):
         """Return the bytes of all axes and kinds."""
         return sum(self.bytes.values())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and count it if it is a collective."""
-        if is_wrapped(types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         name = func._opname
         if func.namespace in NAMESPACES and name in COLLECTIVES:
             kind, position = COLLECTIVES[name]
@@ -239,13 +248,8 @@ class FlopCounter(OperatorMode):
         super().__enter__()
         return self
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and add its operations."""
-        if is_wrapped(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         packet = func._overloadpacket
         if packet in FLOP_FORMULAS and active_fake_mode() is self._fake_mode:

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from executor.counters.allocations import Allocation, Event, largest_by_event
 from executor.counters.allocator_replay import AllocatorEvent, events_of
-from executor.counters.collectives_and_flops import NAMESPACES, OperatorMode, is_wrapped, tensors_in
+from executor.counters.collectives_and_flops import NAMESPACES, OperatorMode, tensors_in
 from executor.counters.memory_peak import (
     BACKWARD,
     FORWARD,
@@ -160,15 +160,11 @@ class MemoryTracker(OperatorMode):
         for hook in self._hooks:
             hook.remove()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and record the storages that it created."""
-        if is_wrapped(types):
-            return NotImplemented
         name = func._schema.name
         inside = self._softmax_product(args) if name == _SOFTMAX_BACKWARD else None  # until the end
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if self.muted or name in self._skipped:
             self._skipped = self._skipped[1:]
             return result

@@ -23,12 +23,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from executor.compat import ATTENTION_OPERATORS, KEPT_OPERATORS, alias_below_autograd, version_of
-from executor.counters.collectives_and_flops import is_wrapped
+from executor.counters.collectives_and_flops import OperatorMode
 
 Result = TypeVar("Result")
 
@@ -124,7 +123,7 @@ def _map(given: Callable[[Any], Tensor], values: Any) -> Any:
 _open: list[_Results] = []  # global: autograd may run backward in another thread
 
 
-class _Catch(TorchDispatchMode):  # type: ignore[misc]
+class _Catch(OperatorMode):
     """Records results of KEPT_OPERATORS in the first run, replays them in the second."""
 
     def __init__(self, results: _Results, *, again: bool) -> None:
@@ -142,16 +141,13 @@ class _Catch(TorchDispatchMode):  # type: ignore[misc]
         super().__exit__(*error)
         _open.pop()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if is_wrapped(types):
-            return NotImplemented
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run, save or replay one operator."""
         if not self.results.keeps(func):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if self.again:
             return self.results.take(func)
-        found = func(*args, **(kwargs or {}))
+        found = func(*args, **kwargs)
         self.results.add(func, found)
         return found
 

@@ -16,11 +16,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor.compat import in_backward
-from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
+from executor.counters.collectives_and_flops import NAMESPACES, OperatorMode
 from executor.counters.live_tensors import storages
 from executor.data.batch import Batch
 from executor.parallel.mesh import gather_json
@@ -148,7 +147,7 @@ class _Suspect:
     what: str
 
 
-class _OperatorMonitor(TorchDispatchMode):  # type: ignore[misc]
+class _OperatorMonitor(OperatorMode):
     """Checks the results of all operators inside the context.
 
     An infinity may be intended (an additive mask of scores). An operator's result therefore counts
@@ -270,13 +269,8 @@ class _OperatorMonitor(TorchDispatchMode):  # type: ignore[misc]
             self.unsure += [seen for seen in self.suspects if seen.kind == BACKWARD]
         self.suspects.clear()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operator and check its result."""
-        if is_wrapped(types):
-            return NotImplemented
-        kwargs = kwargs or {}
         name = func._opname
         made = func.namespace not in (*NAMESPACES, "fsdp") and name not in CONSTANTS
         # an operator that overwrites a tensor does not read it

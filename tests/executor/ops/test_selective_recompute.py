@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.memory_truth.rows import rows_of
 from benchmarks.memory_truth.small_models import small
 from cost_models.plan.plan import Plan
 from executor.compat import KEPT_OPERATORS
+from executor.counters.collectives_and_flops import OperatorMode
 from executor.model.families import decoder_layer as families_layer
 from executor.ops.recompute import (
     block_result,
@@ -29,16 +29,16 @@ from tests.executor.tiny import assert_equal, tiny, verified
 OPS: dict[str, Any] = {"recompute": "selective_ops", "num_microbatches": 2}
 
 
-class Count(TorchDispatchMode):  # type: ignore[misc]
+class Count(OperatorMode):
     """Counts operators by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.names.append(func._opname)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def test_matmuls_and_attention_run_once_and_the_rest_twice():
