@@ -35,20 +35,7 @@ from typing import Any, Literal
 
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.cluster.schema import Cluster
-from planner.answer.fit_answer import FitAnswer
-from planner.api.check import check as check
-from planner.api.check import estimate_memory as estimate_memory
-from planner.api.plan import PlanAnswers
-from planner.explanation.explain import explain as explain
-from planner.learning.answer import learn as learn
-from planner.reports.report import report as report
-from planner.reports.trace import trace as trace
-from planner.runs.calibrate import calibrate as calibrate
-from planner.runs.compare import compare as compare
-from planner.serving.answer import ServingAnswer
-from planner.techniques.compare import compare_techniques as compare_techniques
-from planner.traced.answers import TracedFitAnswer
-from planner.validation.answer import validate as validate
+{imports}
 
 __version__: str
 __all__ = [{names}]
@@ -89,7 +76,14 @@ def parameter_lines(request: type) -> list[str]:
 
 def stub() -> str:
     """Return the text of the stub."""
-    text = HEAD.format(names=", ".join(f'"{name}"' for name in planner.__all__))
+    imported = [("planner.answer.fit_answer", "FitAnswer"), ("planner.api.plan", "PlanAnswers")]
+    imported.append(("planner.serving.answer", "ServingAnswer"))
+    imported.append(("planner.traced.answers", "TracedFitAnswer"))
+    for name in set(planner.__all__) - {"fit", "plan"}:
+        imported.append((planner.MODULES[name], f"{name} as {name}"))
+    imports = "\n".join(f"from {module} import {name}" for module, name in sorted(imported))
+    names = ", ".join(f'"{name}"' for name in planner.__all__)
+    text = HEAD.format(imports=imports, names=names)
     for name, request in (("fit", FitRequest), ("plan", PlanRequest)):
         function = getattr(planner, name)
         result = inspect.get_annotations(function.__wrapped__)["return"]

@@ -16,23 +16,9 @@ planner.estimate_memory(model, optimizer=optimizer, inputs=batch).table
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from planner.api.check import check as check
-    from planner.api.check import estimate_memory as estimate_memory
-    from planner.api.fit import fit as fit
-    from planner.api.plan import plan as plan
-    from planner.explanation.explain import explain as explain
-    from planner.learning.answer import learn as learn
-    from planner.reports.report import report as report
-    from planner.reports.trace import trace as trace
-    from planner.runs.calibrate import calibrate as calibrate
-    from planner.runs.compare import compare as compare
-    from planner.techniques.compare import compare_techniques as compare_techniques
-    from planner.validation.answer import validate as validate
-
-MODULES: Final = {
+MODULES: Final = {  # of the public functions, whose types stand in __init__.pyi
     "check": "planner.api.check",
     "estimate_memory": "planner.api.check",
     "fit": "planner.api.fit",
@@ -47,27 +33,12 @@ MODULES: Final = {
     "trace": "planner.reports.trace",
 }
 VERSION: Final = "__version__"  # of the installed distribution, which has it from pyproject.toml
-
-
-__all__ = [
-    "calibrate",
-    "check",
-    "compare",
-    "compare_techniques",
-    "estimate_memory",
-    "explain",
-    "fit",
-    "learn",
-    "plan",
-    "report",
-    "trace",
-    "validate",
-]
+__all__ = sorted(MODULES)
 
 
 def __dir__() -> list[str]:
     """Return the public functions, for completion in editors and notebooks."""
-    return list(__all__)
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

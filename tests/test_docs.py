@@ -61,8 +61,8 @@ def exists(dotted: str) -> bool:
         if module.is_file():
             rest = parts[number + 1 :]
             return not rest or rest[0] in names_in(module)
-        package = place / "__init__.py"
-        return package.is_file() and part in names_in(package)
+        packages = [place / name for name in ("__init__.py", "__init__.pyi")]
+        return any(part in names_in(path) for path in packages if path.is_file())
     return True
 
 

@@ -27,18 +27,7 @@ from planner.exchange.keys import (
 from planner.exchange.launch import accelerate_launch
 from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
-from planner.exchange.targets.huggingface import (
-    FSDP1,
-    deepspeed_remarks,
-    fsdp_keys,
-    of_deepspeed,
-    on_cpu,
-    read_deepspeed,
-    truth,
-    uses_deepspeed,
-    uses_fsdp,
-    zero_of_wrapper,
-)
+from planner.exchange.targets import huggingface as hf
 
 FILE: Final = "accelerate.yaml"
 PARALLEL: Final = "parallelism_config.parallelism_config_"
@@ -56,9 +45,9 @@ MARKS: Final = ("compute_environment", "distributed_type", "fsdp_config", "mixed
 
 
 def _distributed(job: Job) -> str:
-    if job.plan.world_size == 1 and not uses_deepspeed(job):
+    if job.plan.world_size == 1 and not hf.uses_deepspeed(job):
         return "NO"
-    return "FSDP" if uses_fsdp(job) else "DEEPSPEED" if uses_deepspeed(job) else "MULTI_GPU"
+    return "FSDP" if hf.uses_fsdp(job) else "DEEPSPEED" if hf.uses_deepspeed(job) else "MULTI_GPU"
 
 
 def _grid(job: Job) -> bool:
@@ -88,7 +77,7 @@ def _read_ulysses(value: Any, source: Source) -> Settings:
 
 
 def _only_deepspeed(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
-    return lambda job: value(job) if uses_deepspeed(job) else OMIT
+    return lambda job: value(job) if hf.uses_deepspeed(job) else OMIT
 
 
 def _device(part: str) -> Callable[[Any, Source], Settings]:
@@ -118,24 +107,24 @@ def complete(settings: Settings, source: Source) -> Settings:
     if kind == "DEEPSPEED":
         return found
     if kind == "FSDP":
-        version = {} if source.get("fsdp_config.fsdp_version") else {"software": FSDP1}
+        version = {} if source.get("fsdp_config.fsdp_version") else {"software": hf.FSDP1}
         return found | {"zero_stage": 3} | version
     if kind == "MEGATRON_LM":
-        sharded = truth(source.get(f"{MEGATRON}use_distributed_optimizer", False))
+        sharded = hf.truth(source.get(f"{MEGATRON}use_distributed_optimizer", False))
         found |= {"zero_stage": int(sharded), "software": "megatron-core", "recompute": "none"}
         return found
-    return found | zero_of_wrapper(source, fsdp="fsdp_config", deepspeed=DEEPSPEED)
+    return found | hf.zero_of_wrapper(source, fsdp="fsdp_config", deepspeed=DEEPSPEED)
 
 
 def _launch(job: Job) -> str:
     """Return the command; its launcher starts several processes on CPUs only with MPI otherwise."""
-    before = "ACCELERATE_USE_CPU=true " if on_cpu(job) else ""
+    before = "ACCELERATE_USE_CPU=true " if hf.on_cpu(job) else ""
     return before + accelerate_launch(job, FILE, "train.py")
 
 
 def check(document: Mapping[str, Any], job: Job) -> None:
     """Raise where the degrees are not the processes, or CPUs shard."""
-    if on_cpu(job) and (uses_fsdp(job) or uses_deepspeed(job)):
+    if hf.on_cpu(job) and (hf.uses_fsdp(job) or hf.uses_deepspeed(job)):
         raise InputError(
             f"zero_stage = {job.plan.zero_stage} on CPUs: Accelerate runs FSDP and DeepSpeed on "
             "accelerators only (its processes on CPUs would not exchange gradients): --fix zero=0"
@@ -162,8 +151,8 @@ KEYS: Final = (
     constant("main_training_function", "main"),
     Key("rdzv_backend", (), lambda job: "static"),
     constant("same_network", True),
-    Key("use_cpu", (), on_cpu),
-    *fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=True),
+    Key("use_cpu", (), hf.on_cpu),
+    *hf.fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=True),
     _degree("dp_replicate_size", "dp_replicate", lambda job: job.plan.dp_replicate),
     _degree("dp_shard_size", "data_parallel", lambda job: job.plan.dp_shard, states=False),
     _degree("tp_size", "tensor_parallel", lambda job: job.plan.tensor_parallel),
@@ -178,7 +167,7 @@ KEYS: Final = (
         f"{DEEPSPEED}.zero_stage",
         ("zero_stage",),
         _only_deepspeed(lambda job: job.plan.zero_stage),
-        lambda value, source: {"zero_stage": int(value), "software": of_deepspeed(int(value))},
+        lambda value, source: {"zero_stage": int(value), "software": hf.of_deepspeed(int(value))},
     ),
     Key(
         f"{DEEPSPEED}.gradient_accumulation_steps",
@@ -199,15 +188,15 @@ KEYS: Final = (
         _device("param"),
     ),
     Key(f"{DEEPSPEED}.zero3_init_flag", (), _only_deepspeed(lambda job: job.plan.zero_stage == 3)),
-    Key(f"{DEEPSPEED}.deepspeed_config_file", read=read_deepspeed),
+    Key(f"{DEEPSPEED}.deepspeed_config_file", read=hf.read_deepspeed),
     *(Key(f"{MEGATRON}{name}", read=integer(option)) for name, option in OF_MEGATRON.items()),
     Key(
         f"{MEGATRON}sequence_parallelism",
-        read=lambda value, source: {"sequence_parallel": truth(value)},
+        read=lambda value, source: {"sequence_parallel": hf.truth(value)},
     ),
     Key(
         f"{MEGATRON}recompute_activations",
-        read=lambda value, source: {"recompute": "selective" if truth(value) else "none"},
+        read=lambda value, source: {"recompute": "selective" if hf.truth(value) else "none"},
     ),
     *without_effect("gradient_clipping use_distributed_optimizer", section=MEGATRON),
     *without_effect(
@@ -253,5 +242,5 @@ TARGET: Final = Target(
     launch=_launch,
     complete=complete,
     check=check,
-    remarks=partial(deepspeed_remarks, path=f"{DEEPSPEED}.deepspeed_config_file"),
+    remarks=partial(hf.deepspeed_remarks, path=f"{DEEPSPEED}.deepspeed_config_file"),
 )

@@ -25,27 +25,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target
-from planner.exchange.targets.huggingface import (
-    ARGUMENTS,
-    LIGER,
-    MORE_OPTIMIZERS,
-    OPTIMIZERS,
-    PRECISIONS,
-    deepspeed_key,
-    deepspeed_remarks,
-    fp32_without,
-    fsdp_keys,
-    legacy_fsdp,
-    module_names,
-    read_kernel,
-    read_recompute,
-    switch,
-    target_names_of,
-    truth,
-    uses_fsdp,
-    with_adapter,
-    with_qlora,
-)
+from planner.exchange.targets import huggingface as hf
 
 FILE: Final = "axolotl.yaml"
 ADAPTERS: Final = ("lora", "qlora")
@@ -58,20 +38,20 @@ def _write_adapter(job: Job) -> Any:
 
 
 def _quantised_as(word: str) -> Callable[[Job], Any]:
-    return with_qlora(lambda job: True if job.workload.quantisation == word else OMIT)
+    return hf.with_qlora(lambda job: True if job.workload.quantisation == word else OMIT)
 
 
 def _targets(job: Job) -> Any:
     if job.workload.adapter_targets == "all":
         return OMIT
-    return module_names(job.workload.adapter_targets)
+    return hf.module_names(job.workload.adapter_targets)
 
 
 def _read_adapter(value: Any, source: Source) -> Settings:
     if value not in ADAPTERS:
         raise UnknownWord(f"adapter = {str(value)[:40]!r} (known: lora, qlora)")
-    quantised = truth(source.get("load_in_4bit", value == "qlora"))
-    in_8bit = truth(source.get("load_in_8bit", False))
+    quantised = hf.truth(source.get("load_in_4bit", value == "qlora"))
+    in_8bit = hf.truth(source.get("load_in_8bit", False))
     rank = int(source.get("lora_r", 8))
     found: Settings = {
         "qlora" if quantised or in_8bit else "lora": rank,
@@ -79,10 +59,10 @@ def _read_adapter(value: Any, source: Source) -> Settings:
     }
     if quantised or in_8bit:
         found["quantisation"] = "nf4" if quantised else "int8"
-    if truth(source.get("lora_target_linear", False)):
+    if hf.truth(source.get("lora_target_linear", False)):
         found["lora_targets"] = "all"
     elif source.get("lora_target_modules") is not None:
-        found["lora_targets"] = target_names_of(source.get("lora_target_modules"))
+        found["lora_targets"] = hf.target_names_of(source.get("lora_target_modules"))
     return found
 
 
@@ -97,12 +77,12 @@ def _checkpoints(value: Any, source: Source) -> Settings:
         return {"recompute": "full", "offload": "activations"}
     if value in ("offload_disk", "unsloth"):
         return {"recompute": "full"}
-    return read_recompute(value, source)
+    return hf.read_recompute(value, source)
 
 
 def complete(settings: Settings, source: Source) -> Settings:
     """Return fp32, the degrees' methods, the kernel and the ZeRO stage."""
-    found = fp32_without(source, "bf16", "fp16", "bfloat16", "float16", "fp8")
+    found = hf.fp32_without(source, "bf16", "fp16", "bfloat16", "float16", "fp8")
     found |= {"num_microbatches": 1, "attention_kernel": "eager", "recompute": "none"}
     if settings.get("tensor_parallel", 1) > 1:
         found["sequence_parallel"] = False
@@ -116,9 +96,9 @@ def complete(settings: Settings, source: Source) -> Settings:
 
 def remarks(source: Source) -> list[str]:
     """Return what a file states that is not priced."""
-    found = deepspeed_remarks(source)
-    if any(truth(value) for name, value in source.document.items() if name.startswith("liger_")):
-        found.append(f"liger_* is not priced{LIGER}")
+    found = hf.deepspeed_remarks(source)
+    if any(hf.truth(value) for name, value in source.document.items() if name.startswith("liger_")):
+        found.append(f"liger_* is not priced{hf.LIGER}")
     plugins = source.get("plugins", [])
     if any("CutCrossEntropy" in str(each) for each in plugins if isinstance(plugins, list)):
         found.append(
@@ -141,46 +121,48 @@ KEYS: Final = (
     same("sequence_len", "seq_len"),
     same("micro_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *PRECISIONS,
-    switch("fp8", precision="fp8"),
-    words("optimizer", "optimizer", {**OPTIMIZERS, "muon": "muon"}, also=MORE_OPTIMIZERS),
-    Key("adapter", ADAPTERS, with_adapter(_write_adapter), _read_adapter),
+    *hf.PRECISIONS,
+    hf.switch("fp8", precision="fp8"),
+    words("optimizer", "optimizer", {**hf.OPTIMIZERS, "muon": "muon"}, also=hf.MORE_OPTIMIZERS),
+    Key("adapter", ADAPTERS, hf.with_adapter(_write_adapter), _read_adapter),
     Key("load_in_4bit", (), _quantised_as("nf4")),
     Key("load_in_8bit", ("quantisation",), _quantised_as("int8")),
-    Key("lora_r", (), with_adapter(lambda job: job.workload.adapter_rank)),
-    Key("lora_alpha", ("lora_alpha",), with_adapter(lambda job: int(job.workload.adapter_alpha))),
+    Key("lora_r", (), hf.with_adapter(lambda job: job.workload.adapter_rank)),
+    Key(
+        "lora_alpha", ("lora_alpha",), hf.with_adapter(lambda job: int(job.workload.adapter_alpha))
+    ),
     Key(
         "lora_target_linear",
         ("lora_targets",),
-        with_adapter(lambda job: True if _targets(job) is OMIT else OMIT),
+        hf.with_adapter(lambda job: True if _targets(job) is OMIT else OMIT),
     ),
-    Key("lora_target_modules", ("lora_targets",), with_adapter(_targets)),
+    Key("lora_target_modules", ("lora_targets",), hf.with_adapter(_targets)),
     Key(
         "gradient_checkpointing",
         ("recompute",),
         lambda job: job.plan.recompute == "full",
         _checkpoints,
     ),
-    switch("activation_offloading", offload="activations"),
+    hf.switch("activation_offloading", offload="activations"),
     Key(
         "attn_implementation",
         ("attention_kernel",),
         lambda job: "flash_attention_2" if job["attention_kernel"] == "flash" else OMIT,
-        read_kernel,
+        hf.read_kernel,
     ),
-    *(switch(f"{name}_attention", attention_kernel="flash") for name in OLDER_KERNELS),
-    Key("dp_shard_size", (), lambda job: job.plan.dp_shard if uses_fsdp(job) else OMIT),
+    *(hf.switch(f"{name}_attention", attention_kernel="flash") for name in OLDER_KERNELS),
+    Key("dp_shard_size", (), lambda job: job.plan.dp_shard if hf.uses_fsdp(job) else OMIT),
     _degree("dp_replicate_size", "dp_replicate"),
     _degree("tensor_parallel_size", "tensor_parallel"),
     _degree("context_parallel_size", "context_parallel"),
     Key("sequence_parallel_degree", read=integer("context_parallel")),  # its older name
-    Key("fsdp", read=legacy_fsdp),
-    *fsdp_keys("fsdp_config.", "fsdp_version", recomputes=False),
+    Key("fsdp", read=hf.legacy_fsdp),
+    *hf.fsdp_keys("fsdp_config.", "fsdp_version", recomputes=False),
     *(
         Key(key.path, read=key.read)
-        for key in fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=False)
+        for key in hf.fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=False)
     ),
-    deepspeed_key(),
+    hf.deepspeed_key(),
     *without_effect("""
         model_type tokenizer_type base_model_config tokenizer_config datasets test_datasets
         dataset_prepared_path val_set_size sample_packing pad_to_sequence_len eval_sample_packing
@@ -203,7 +185,7 @@ KEYS: Final = (
         bnb_config_kwargs.* model_config_type revision_of_model processor_type debug
     """),
     *not_priced("torch_compile", "peft_use_dora", "lora_on_cpu"),
-    *ARGUMENTS,
+    *hf.ARGUMENTS,
 )
 
 TARGET: Final = Target(

@@ -30,7 +30,7 @@ from planner.exchange.syntax.documents import FileHeader, Syntax, parse_yaml, st
 from planner.exchange.syntax.python_document import CALL, parse_calls
 from planner.exchange.syntax.python_recipe import Code, PythonTuple, expression, import_lines
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
-from planner.exchange.targets.huggingface import STRATEGIES, on_cpu, read_deepspeed, truth
+from planner.exchange.targets import huggingface as hf
 
 FILE: Final = "lightning_trainer.py"
 MODEL_FILE: Final = "lightning_model.py"
@@ -113,9 +113,9 @@ def _write_sharding(job: Job) -> str:
 
 def _read_sharding(value: Any, source: Source) -> Settings:
     word = str(value).lower().rpartition(".")[2].lstrip("_")
-    if word not in STRATEGIES:
+    if word not in hf.STRATEGIES:
         raise UnknownWord(f"sharding_strategy = {str(value)[:60]!r}")
-    found: Settings = {"zero_stage": STRATEGIES[word]}
+    found: Settings = {"zero_stage": hf.STRATEGIES[word]}
     if "hybrid" in word and source.get(f"{STRATEGY}.device_mesh") is None:
         found["dp_replicate"] = int(source.get(f"{TRAINER}.num_nodes", 1))  # shards in a node
     return found
@@ -130,7 +130,7 @@ def _read_mesh(value: Any, source: Source) -> Settings:
 def _read_cpu_offload(value: Any, source: Source) -> Settings:
     if isinstance(value, Mapping):
         value = value.get("offload_params", value.get("0", False))
-    return {"offload": "weights"} if truth(value) else {}
+    return {"offload": "weights"} if hf.truth(value) else {}
 
 
 def _write_precision(job: Job) -> str:
@@ -377,7 +377,7 @@ def _read_offload(part: str) -> Callable[[Any, Source], Settings]:
     device = "offload_optimizer_device" if part == "optimizer" else "offload_params_device"
 
     def read(value: Any, source: Source) -> Settings:
-        if not truth(value):
+        if not hf.truth(value):
             return {}
         word = str(source.get(f"{STRATEGY}.{device}", "cpu"))
         return {"offload": part, "offload_device": word}
@@ -391,7 +391,7 @@ def _device(job: Job) -> Any:
 
 KEYS: Final = (
     Key(f"{TRAINER}.{CALL}", (), lambda job: "lightning.pytorch.Trainer"),
-    Key(f"{TRAINER}.accelerator", (), lambda job: "cpu" if on_cpu(job) else "gpu"),
+    Key(f"{TRAINER}.accelerator", (), lambda job: "cpu" if hf.on_cpu(job) else "gpu"),
     Key(f"{TRAINER}.devices", ("data_parallel",), lambda job: job.cluster.gpus_per_node),
     Key(f"{TRAINER}.num_nodes", ("data_parallel",), lambda job: job.cluster.num_nodes),
     Key(f"{TRAINER}.precision", ("precision", "master_weights"), _write_precision, _read_precision),
@@ -425,7 +425,9 @@ KEYS: Final = (
     Key(
         f"{STRATEGY}.config",
         read=lambda value, source: {
-            name: each for name, each in read_deepspeed(value, source).items() if name != "software"
+            name: each
+            for name, each in hf.read_deepspeed(value, source).items()
+            if name != "software"
         },
     ),
     _deepspeed("stage", lambda job: job.plan.zero_stage, "zero_stage", integer("zero_stage")),

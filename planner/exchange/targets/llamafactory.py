@@ -22,26 +22,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target
-from planner.exchange.targets.huggingface import (
-    ARGUMENTS,
-    LIGER,
-    MORE_OPTIMIZERS,
-    OPTIMIZERS,
-    PRECISIONS,
-    deepspeed_key,
-    deepspeed_remarks,
-    fp32_without,
-    fsdp_keys,
-    legacy_fsdp,
-    module_names,
-    switch,
-    target_names_of,
-    truth,
-    uses_fsdp,
-    with_adapter,
-    with_qlora,
-    zero_of_wrapper,
-)
+from planner.exchange.targets import huggingface as hf
 from planner.exchange.targets.transformers import prepare
 
 FILE: Final = "llamafactory.yaml"
@@ -51,17 +32,17 @@ DEFAULT_RANK: Final = 8  # finetuning_args.py, lora_rank
 
 def complete(settings: Settings, source: Source) -> Settings:
     """Return the adapter, fp32, and the ZeRO stage."""
-    found = fp32_without(source, "bf16", "fp16", "pure_bf16")
-    found |= zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
+    found = hf.fp32_without(source, "bf16", "fp16", "pure_bf16")
+    found |= hf.zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
     found |= {"num_microbatches": 1}
     if str(source.get("finetuning_type", "lora")) == "lora":
         rank = int(source.get("lora_rank", DEFAULT_RANK))
         quantised = source.get("quantization_bit") is not None
         found["qlora" if quantised else "lora"] = rank
         found["lora_alpha"] = float(source.get("lora_alpha", 2 * rank))
-        found["lora_targets"] = target_names_of(source.get("lora_target", "all"))
+        found["lora_targets"] = hf.target_names_of(source.get("lora_target", "all"))
         if quantised:
-            nf4 = "nf4_double" if truth(source.get("double_quantization", True)) else "nf4"
+            nf4 = "nf4_double" if hf.truth(source.get("double_quantization", True)) else "nf4"
             found["quantisation"] = {4: nf4, 8: "int8"}[int(source.get("quantization_bit"))]
     return found
 
@@ -82,24 +63,26 @@ KEYS: Final = (
         lambda job: "full" if job.workload.adapter == "none" else "lora",
         _frozen,
     ),
-    Key("lora_rank", ("lora", "qlora"), with_adapter(lambda job: job.workload.adapter_rank)),
-    Key("lora_alpha", ("lora_alpha",), with_adapter(lambda job: int(job.workload.adapter_alpha))),
+    Key("lora_rank", ("lora", "qlora"), hf.with_adapter(lambda job: job.workload.adapter_rank)),
+    Key(
+        "lora_alpha", ("lora_alpha",), hf.with_adapter(lambda job: int(job.workload.adapter_alpha))
+    ),
     Key(
         "lora_target",
         ("lora_targets",),
-        with_adapter(
+        hf.with_adapter(
             lambda job: (
                 "all"
                 if job.workload.adapter_targets == "all"
-                else ",".join(module_names(job.workload.adapter_targets))
+                else ",".join(hf.module_names(job.workload.adapter_targets))
             )
         ),
     ),
-    Key("quantization_bit", ("qlora", "quantisation"), with_qlora(lambda job: 4)),
+    Key("quantization_bit", ("qlora", "quantisation"), hf.with_qlora(lambda job: 4)),
     Key(
         "double_quantization",
         ("quantisation",),
-        with_qlora(lambda job: job.workload.quantisation == "nf4_double"),
+        hf.with_qlora(lambda job: job.workload.quantisation == "nf4_double"),
     ),
     same("cutoff_len", "seq_len"),
     constant("dataset", "c4_demo"),
@@ -107,14 +90,14 @@ KEYS: Final = (
     constant("output_dir", "out"),
     same("per_device_train_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *PRECISIONS,
-    switch("pure_bf16", ("master_weights",), precision="bf16", master_weights=False),
-    words("optim", "optimizer", OPTIMIZERS, also=MORE_OPTIMIZERS),
+    *hf.PRECISIONS,
+    hf.switch("pure_bf16", ("master_weights",), precision="bf16", master_weights=False),
+    words("optim", "optimizer", hf.OPTIMIZERS, also=hf.MORE_OPTIMIZERS),
     Key(
         "disable_gradient_checkpointing",
         ("recompute",),
         lambda job: job.plan.recompute == "none",
-        lambda value, source: {"recompute": "none" if truth(value) else "full"},
+        lambda value, source: {"recompute": "none" if hf.truth(value) else "full"},
         {"recompute": "full"},
     ),
     words(
@@ -123,9 +106,9 @@ KEYS: Final = (
         ATTENTION,
         also={"sdpa": "flash", "auto": "flash", "fa3": "flash"},
     ),
-    Key("fsdp", (), lambda job: True if uses_fsdp(job) else OMIT, legacy_fsdp),
-    *fsdp_keys("fsdp_config.", "fsdp_config.version", recomputes=False, offload="cpu_offload"),
-    deepspeed_key(),
+    Key("fsdp", (), lambda job: True if hf.uses_fsdp(job) else OMIT, hf.legacy_fsdp),
+    *hf.fsdp_keys("fsdp_config.", "fsdp_config.version", recomputes=False, offload="cpu_offload"),
+    hf.deepspeed_key(),
     *without_effect("""
         trust_remote_code dataset_dir max_samples preprocessing_num_workers plot_loss val_size
         lora_dropout quantization_method quantization_type image_max_pixels video_max_pixels
@@ -137,8 +120,8 @@ KEYS: Final = (
     """),
     *not_priced("use_galore", "use_apollo", "use_badam", "use_dora", "use_unsloth", "use_kt"),
     *not_priced("torch_compile", "mixture_of_depths", "fp8"),
-    *not_priced("enable_liger_kernel", advice=LIGER),
-    *ARGUMENTS,
+    *not_priced("enable_liger_kernel", advice=hf.LIGER),
+    *hf.ARGUMENTS,
 )
 
 TARGET: Final = Target(
@@ -159,6 +142,6 @@ TARGET: Final = Target(
     ),
     prepare=prepare,
     complete=complete,
-    remarks=deepspeed_remarks,
+    remarks=hf.deepspeed_remarks,
     model="model_name_or_path",
 )

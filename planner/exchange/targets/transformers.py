@@ -34,26 +34,7 @@ from planner.exchange.launch import torchrun
 from planner.exchange.syntax.documents import BARE_JSON, FileHeader, parse_yaml, syntax_of
 from planner.exchange.syntax.flags import ENVIRONMENT, LAUNCHER, UNRESOLVED, parse_flags
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, ConfigReading, Target
-from planner.exchange.targets.huggingface import (
-    ARGUMENTS,
-    LIGER,
-    MORE_OPTIMIZERS,
-    OPTIMIZERS,
-    PRECISIONS,
-    deepspeed_key,
-    deepspeed_remarks,
-    fp32_without,
-    fsdp_keys,
-    legacy_fsdp,
-    neighbour,
-    on_cpu,
-    read_kernel,
-    read_recompute,
-    target_names_of,
-    truth,
-    uses_fsdp,
-    zero_of_wrapper,
-)
+from planner.exchange.targets import huggingface as hf
 
 FILE: Final = "training_args.json"
 SCRIPT: Final = "train.py"
@@ -79,7 +60,7 @@ FSDP_MARKS: Final = names_in("""
 
 def _recompute(job: Job) -> Any:
     """Return the Trainer's own switch, which FSDP replaces by its own."""
-    return OMIT if uses_fsdp(job) else job.plan.recompute == "full"
+    return OMIT if hf.uses_fsdp(job) else job.plan.recompute == "full"
 
 
 def parse_arguments(text: str, where: str) -> dict[str, Any]:
@@ -99,19 +80,19 @@ def parse_arguments(text: str, where: str) -> dict[str, Any]:
 def _read_adapter(source: Source) -> Settings:
     """Return the adapter that TRL's arguments of the model state, or those of other scripts."""
     given = next((source.get(name) for name in RANKS if source.get(name) is not None), None)
-    if not truth(source.get("use_peft", given is not None)):
+    if not hf.truth(source.get("use_peft", given is not None)):
         return {}
     rank = DEFAULT_RANK if given is None else int(given)
-    in_4bit = any(truth(source.get(name, False)) for name in ("load_in_4bit", "q_lora"))
-    in_8bit = truth(source.get("load_in_8bit", False))
+    in_4bit = any(hf.truth(source.get(name, False)) for name in ("load_in_4bit", "q_lora"))
+    in_8bit = hf.truth(source.get("load_in_8bit", False))
     found: Settings = {"qlora" if in_4bit or in_8bit else "lora": rank}
     found["lora_alpha"] = float(source.get("lora_alpha", DEFAULT_ALPHA))
     if in_4bit or in_8bit:
         found["quantisation"] = "nf4" if in_4bit else "int8"
-        if in_4bit and truth(source.get("use_bnb_nested_quant", False)):
+        if in_4bit and hf.truth(source.get("use_bnb_nested_quant", False)):
             found["quantisation"] = "nf4_double"
     # without them peft adapts the queries and values of a decoder
-    found["lora_targets"] = target_names_of(source.get("lora_target_modules", "q_proj,v_proj"))
+    found["lora_targets"] = hf.target_names_of(source.get("lora_target_modules", "q_proj,v_proj"))
     return found
 
 
@@ -125,7 +106,7 @@ def _accelerated(source: Source) -> ConfigReading | None:
     document: dict[str, Any] = {}
     if isinstance(file := launcher.get("config-file"), str):
         try:
-            document = dict(neighbour(file, source, "a configuration of Accelerate"))
+            document = dict(hf.neighbour(file, source, "a configuration of Accelerate"))
         except InputError as error:
             raise UnknownWord(f"accelerate launch --config_file: {error}") from None
     for flag, kind in (("use-fsdp", "FSDP"), ("use-deepspeed", "DEEPSPEED")):
@@ -158,7 +139,7 @@ def read_launcher(value: Any, source: Source) -> Settings:
 
 def remarks(source: Source) -> list[str]:
     """Return what the arguments state that is not priced."""
-    found = deepspeed_remarks(source)
+    found = hf.deepspeed_remarks(source)
     with contextlib.suppress(UnknownWord):  # the key's own note
         if (reading := _accelerated(source)) is not None:
             found += [f"accelerate launch: {note}" for note in reading.notes]
@@ -183,7 +164,7 @@ def prepare(source: Source) -> Mapping[str, Any]:
     section = document.get("fsdp_config")
     if isinstance(section, str):
         with contextlib.suppress(InputError):  # else the key stays unknown
-            section = neighbour(section, source, "a configuration of FSDP")
+            section = hf.neighbour(section, source, "a configuration of FSDP")
     if isinstance(section, Mapping):
         document["fsdp_config"] = {
             name.removeprefix("fsdp_"): value for name, value in section.items()
@@ -194,9 +175,9 @@ def prepare(source: Source) -> Mapping[str, Any]:
 
 def complete(settings: Settings, source: Source) -> Settings:
     """Return fp32, no checkpointing, and the ZeRO stage, where no key states them."""
-    found = fp32_without(source, "bf16", "fp16") if source.get(MARKS[0]) is not None else {}
+    found = hf.fp32_without(source, "bf16", "fp16") if source.get(MARKS[0]) is not None else {}
     if not any(source.get(f"{LAUNCHER}.{mark}") for mark in ACCELERATE):
-        found |= zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
+        found |= hf.zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
     found |= _read_adapter(source)
     if source.get(MARKS[0]) is not None:
         found |= {"recompute": "none", "num_microbatches": 1}
@@ -240,16 +221,16 @@ KEYS: Final = (
     constant("output_dir", "out"),
     same("per_device_train_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *PRECISIONS,
-    words("optim", "optimizer", OPTIMIZERS, also=MORE_OPTIMIZERS),
-    Key("gradient_checkpointing", read=read_recompute),
-    Key("activation_checkpointing", ("recompute",), _recompute, read_recompute),
-    Key("use_cpu", (), lambda job: True if on_cpu(job) else OMIT),
-    Key("fsdp", (), lambda job: True if uses_fsdp(job) else OMIT, legacy_fsdp),
-    *fsdp_keys(FSDP, f"{FSDP}version", recomputes=True, offload="cpu_offload"),
-    deepspeed_key(),
+    *hf.PRECISIONS,
+    words("optim", "optimizer", hf.OPTIMIZERS, also=hf.MORE_OPTIMIZERS),
+    Key("gradient_checkpointing", read=hf.read_recompute),
+    Key("activation_checkpointing", ("recompute",), _recompute, hf.read_recompute),
+    Key("use_cpu", (), lambda job: True if hf.on_cpu(job) else OMIT),
+    Key("fsdp", (), lambda job: True if hf.uses_fsdp(job) else OMIT, hf.legacy_fsdp),
+    *hf.fsdp_keys(FSDP, f"{FSDP}version", recomputes=True, offload="cpu_offload"),
+    hf.deepspeed_key(),
     *(Key(name, read=integer("seq_len")) for name in LENGTHS),
-    Key("attn_implementation", read=read_kernel),
+    Key("attn_implementation", read=hf.read_kernel),
     Key("model_name_or_path"),
     *without_effect(f"""
         lora_r lora_rank lora_alpha lora_dropout lora_target_modules use_peft load_in_4bit
@@ -258,9 +239,9 @@ KEYS: Final = (
         packing dataset_text_field assistant_only_loss completion_only_loss dataset_num_proc
         {LAUNCHER}.* {ENVIRONMENT}.* {UNRESOLVED}
     """),
-    *not_priced("use_liger_kernel", advice=LIGER),
+    *not_priced("use_liger_kernel", advice=hf.LIGER),
     *not_priced("torch_compile", "use_dora", "use_unsloth"),
-    *ARGUMENTS,
+    *hf.ARGUMENTS,
 )
 
 ELSEWHERE: Final = {

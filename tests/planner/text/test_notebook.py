@@ -19,19 +19,10 @@ from planner.runs import calibrate as calibration
 from planner.text.answer import Answer
 from planner.text.notebook import STYLE
 from tests.planner.runs.recorded import machine, plan_file, write_run
+from tests.samples import LLAMA
 
 HOSTILE = "</pre><script>alert(1)</script>'\"&amp;"
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "_name_or_path": HOSTILE,
-}
+MODEL = LLAMA | {"num_hidden_layers": 4, "_name_or_path": HOSTILE}
 JOB: dict[str, Any] = {"seq_len": 512, "global_batch_size": 16}
 
 
