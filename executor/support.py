@@ -14,39 +14,16 @@ from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import names_in
 from hardware_profiles.software.trainer import software_profile
 
 OWN_PROFILE: Final = "shardplan"  # the software profile of this executor
 
-FAMILIES: Final = (
-    "bert",
-    "cohere",
-    "deepseek_v3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm4",
-    "gpt2",
-    "gpt_neox",
-    "gpt_oss",
-    "granite",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "olmoe",
-    "opt",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_next",
-    "smollm3",
-    "starcoder2",
-    "t5",
-)
+FAMILIES: Final = names_in("""
+    bert cohere deepseek_v3 gemma gemma2 gemma3_text glm4 gpt2 gpt_neox gpt_oss granite llama
+    mistral mixtral olmo2 olmoe opt phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next smollm3
+    starcoder2 t5
+""")
 
 MASKED_FAMILIES: Final = ("bert",)  # predict masked tokens
 SPAN_FAMILIES: Final = ("t5",)  # predict removed spans of tokens

@@ -11,39 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles.fields import names_in
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")
 # words of this code base that mean nothing to a reader who knows the field
 PRIVATE = frozenset(
-    [
-        "anew",
-        "asked",
-        "away",
-        "beside",
-        "born",
-        "door",
-        "flying",
-        "gone",
-        "heard",
-        "held",
-        "hopeless",
-        "lonely",
-        "mates",
-        "mute",
-        "said",
-        "seldom",
-        "spared",
-        "stillness",
-        "story",
-        "tariff",
-        "there",
-        "told",
-        "retyped",
-        "typed",
-        "walk",
-        "walked",
-        "walks",
-    ]
+    names_in("""
+        anew asked away beside born door flying gone heard held hopeless lonely mates mute said
+        seldom spared stillness story tariff there told retyped typed walk walked walks
+    """)
 )
 ALLOWED = frozenset({"bounded_away"})  # names in which such a word has its usual meaning
 

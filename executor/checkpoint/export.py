@@ -29,6 +29,7 @@ from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
 from executor.dtypes import COMPUTE_DTYPE
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from hardware_profiles.progress import report, status_line, tracked
 from hardware_profiles.terminal import say, show
 
@@ -40,15 +41,9 @@ DTYPE_OF: Final = {
 }
 MAX_SHARD_BYTES: Final = 5_000_000_000  # per file, the default of save_pretrained
 # files of a tokenizer in a Hugging Face folder
-_TOKENIZER: Final = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-)
+_TOKENIZER: Final = names_in("""
+    tokenizer* special_tokens_map.json added_tokens.json vocab.* merges.txt *.model chat_template*
+""")
 CHECKING: Final = "checking file {number} of {total}"
 WRITING: Final = "writing tensor {number} of {total}"
 Planned = tuple[str, StoredTensor]  # a parameter, and a stored tensor with all or a piece of it

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hardware_profiles.fields import names_in
 from hardware_profiles.record import Record
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
@@ -23,16 +24,9 @@ PHASES: Final = ("forward", "backward", "optimizer")
 # inputs and outputs of a collective within one phase. temporary: anything else created and freed
 # within one phase (recomputed activations too). other: existed before and has no name. logits: only
 # where the tracker is given them.
-CATEGORIES: Final = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "buffers",
-    "temporary",
-    "other",
-)
+CATEGORIES: Final = names_in("""
+    weights gradients optimizer activations logits buffers temporary other
+""")
 
 
 class MemoryPeak(Record, frozen=True):

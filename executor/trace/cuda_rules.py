@@ -13,32 +13,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from hardware_profiles.fields import names_in
+
 # functions that torch.autocast("cuda") computes in fp32 and torch.autocast("cpu") does not (torch
 # 2.13, docs/source/amp.md, "CUDA Ops that can autocast to float32")
 IN_FP32: Final = frozenset(
-    [
-        "cross_entropy",
-        "exp",
-        "group_norm",
-        "kl_div",
-        "l1_loss",
-        "layer_norm",
-        "log",
-        "log_softmax",
-        "mse_loss",
-        "nll_loss",
-        "norm",
-        "pow",
-        "prod",
-        "reciprocal",
-        "rsqrt",
-        "smooth_l1_loss",
-        "softmax",
-        "softmin",
-        "softplus",
-        "sum",
-        "cumsum",
-    ]
+    names_in("""
+        cross_entropy exp group_norm kl_div l1_loss layer_norm log log_softmax mse_loss nll_loss
+        norm pow prod reciprocal rsqrt smooth_l1_loss softmax softmin softplus sum cumsum
+    """)
 )
 
 

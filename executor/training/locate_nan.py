@@ -24,30 +24,17 @@ from executor.counters.live_tensors import storages
 from executor.data.batch import Batch
 from executor.parallel.mesh import gather_json
 from executor.training.trainer import Trainer
+from hardware_profiles.fields import names_in
 
 WEIGHT, FORWARD, BACKWARD, RECEIVED, GRADIENT = range(5)  # in order of precedence
 MAX_MODULES: Final = 10**6  # modules of a stage
 LOSS_DEPTH: Final = 10**12  # depth of the loss
 # outputs that are not computed from inputs: uninitialised memory, or a constant used in a mask
 CONSTANTS: Final = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "full",
-        "full_like",
-        "new_full",
-        "fill",
-        "fill_",
-        "scalar_tensor",
-        "masked_fill",
-        "masked_fill_",
-        "lift_fresh",
-        "resize_",
-        "set_",
-    }
+    names_in("""
+        empty empty_like empty_strided new_empty new_empty_strided full full_like new_full fill
+        fill_ scalar_tensor masked_fill masked_fill_ lift_fresh resize_ set_
+    """)
 )
 
 

@@ -14,17 +14,10 @@ from cost_models.plan.plan import SCHEDULES, Plan
 from cost_models.plan_file import PlanFile
 from executor.support import SPAN_FAMILIES, own_scenario
 from executor.verify.tiny_models import CONFIGS, tiny
+from hardware_profiles.fields import names_in
 
 MAX_RANKS: Final = 8
-MIXTURES: Final = (
-    "deepseek_v3",
-    "gpt_oss",
-    "mixtral",
-    "olmoe",
-    "qwen2_moe",
-    "qwen3_moe",
-    "qwen3_next",
-)
+MIXTURES: Final = names_in("deepseek_v3 gpt_oss mixtral olmoe qwen2_moe qwen3_moe qwen3_next")
 V_SHAPED: Final = ("zbv", "dualpipev")  # two stages per rank, in opposite order
 INTERLEAVED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")
 

@@ -36,6 +36,7 @@ from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import StepTotals, Trainer
 from executor.verify.gather import gathered
 from executor.verify.reference import KeepFloat64, reference_model
+from hardware_profiles.fields import names_in
 
 HIDDEN_SHARE: Final = 0.3  # of the tokens, where hidden ones are predicted
 TOLERANCE: Final = 1e-9  # relative
@@ -44,19 +45,10 @@ TOLERANCE: Final = 1e-9  # relative
 NOISE: Final = 1e-5
 LEARNING_RATE: Final = 0.1
 DOCUMENTS: Final = 4  # of a sequence, about
-_NO_DROPOUT: Final = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "dropout_rate",
-    "embedding_dropout",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "resid_pdrop",
-    "residual_dropout",
-)
+_NO_DROPOUT: Final = names_in("""
+    attention_dropout attn_pdrop embd_pdrop attention_probs_dropout_prob dropout dropout_rate
+    embedding_dropout hidden_dropout hidden_dropout_prob resid_pdrop residual_dropout
+""")
 _DROPOUT_BY_DEFAULT: Final = {
     "bert": ("attention_probs_dropout_prob", "hidden_dropout_prob"),
     "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),

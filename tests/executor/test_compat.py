@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cost_models.plan.plan import Plan
 from executor import compat
 from executor.processes.fork import run_forked
+from hardware_profiles.fields import names_in
 from tests.executor.tiny import CONFIGS, tiny
 
 
@@ -140,16 +141,11 @@ def test_replicate_takes_a_mesh_and_a_policy():
 
 
 def test_fsdp_has_the_switches_that_we_set():
-    for name in (
-        "set_gradient_divide_factor",
-        "set_force_sum_reduction_for_comms",
-        "set_is_last_backward",
-        "set_modules_to_backward_prefetch",
-        "set_requires_all_reduce",
-        "set_requires_gradient_sync",
-        "set_reshard_after_backward",
-        "set_unshard_in_backward",
-    ):
+    for name in names_in("""
+        set_gradient_divide_factor set_force_sum_reduction_for_comms set_is_last_backward
+        set_modules_to_backward_prefetch set_requires_all_reduce set_requires_gradient_sync
+        set_reshard_after_backward set_unshard_in_backward
+    """):
         assert callable(getattr(FSDPModule, name))
 
 

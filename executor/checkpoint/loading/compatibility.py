@@ -13,43 +13,20 @@ from executor.checkpoint.format.index import CheckpointIndex
 from executor.compat import hugging_face_config
 from executor.data import Corpus, require_same
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 
 # config keys that do not affect the function of the weights
-_NOT_THE_MODEL: Final = (
-    "_name_or_path",
-    "architectures",
-    "attn_pdrop",
-    "attention_dropout",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "embd_pdrop",
-    "eos_token_id",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "dropout_rate",
-    "initializer_range",
-    "pretraining_tp",
-    "resid_pdrop",
-    "return_dict",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-)
+_NOT_THE_MODEL: Final = names_in("""
+    _name_or_path architectures attn_pdrop attention_dropout bos_token_id chunk_size_feed_forward
+    dtype embd_pdrop eos_token_id hidden_dropout_prob attention_probs_dropout_prob dropout
+    dropout_rate initializer_range pretraining_tp resid_pdrop return_dict torch_dtype
+    transformers_version use_cache
+""")
 # options that shape every step; others (output folder, intervals) may change freely
-_OF_A_STEP: Final = (
-    "learning_rate",
-    "lr_schedule",
-    "warmup_steps",
-    "decay_steps",
-    "min_lr_ratio",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "epsilon",
-    "max_grad_norm",
-)
+_OF_A_STEP: Final = names_in("""
+    learning_rate lr_schedule warmup_steps decay_steps min_lr_ratio weight_decay beta1 beta2 epsilon
+    max_grad_norm
+""")
 _OF_ADAPTERS: Final = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "freeze")
 _OF_A_DECAY: Final = ("linear", "cosine", "wsd")  # schedules that depend on the last step
 _ABSENT: Final = "absent"

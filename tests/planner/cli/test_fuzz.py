@@ -19,6 +19,7 @@ from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.cli import app as cli
 from planner.request.pins import SHORT_NAMES
 from tests.samples import CONFIGS, LLAMA, examples, make_scenario
@@ -262,17 +263,10 @@ def test_plan_files(folder: Path, data: st.DataObject) -> None:
         {},
         optional={
             option: st.integers(-3, 40).map(str) | st.text(max_size=3)
-            for option in (
-                "--seq-len",
-                "--micro-batch-size",
-                "--global-batch-size",
-                "--dp",
-                "--tp",
-                "--pp",
-                "--virtual-stages",
-                "--zero",
-                "--num-microbatches",
-            )
+            for option in names_in("""
+                --seq-len --micro-batch-size --global-batch-size --dp --tp --pp --virtual-stages
+                --zero --num-microbatches
+            """)
         }
         | {
             "--recompute": st.sampled_from(["none", "selective", "full", "x"]),

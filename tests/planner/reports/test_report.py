@@ -8,6 +8,7 @@ import pytest
 
 from cost_models.units import format_bytes, format_gib, format_rate, format_seconds
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.assessment.confidence import confidence_words
 from planner.assessment.verdict import WORDS
 from planner.cli import app as cli
@@ -18,45 +19,12 @@ from tests.planner.reports.test_trace import PLANS
 from tests.planner.runs.recorded import machine, plan_file, write_plan, write_run
 
 VOID = {"meta"}
-ALLOWED = {
-    *[
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "h1",
-        "h2",
-        "p",
-        "b",
-        "i",
-        "ul",
-        "li",
-        "pre",
-        "div",
-        "span",
-        "small",
-    ]
-}
-ALLOWED |= {
-    *[
-        "details",
-        "summary",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "svg",
-        "g",
-        "path",
-        "rect",
-        "circle",
-        "line",
-        "text",
-    ]
-}
+ALLOWED = set(
+    names_in("""
+        html head meta title style body main h1 h2 p b i ul li pre div span small
+        details summary table tr th td svg g path rect circle line text
+    """)
+)
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 
 
