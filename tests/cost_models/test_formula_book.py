@@ -3,8 +3,6 @@
 ``python docs/make_formulas.py --write`` makes the pages anew.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """The published JSON schema of plan.json refuses what the loader refuses."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Records that formulas pass on are values: nobody who gets one can change it."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import is_dataclass

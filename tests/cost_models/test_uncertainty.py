@@ -1,7 +1,5 @@
 """Intervals: whoever describes less gets none that is narrower; profiles composed of engines."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from statistics import median

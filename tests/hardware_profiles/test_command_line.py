@@ -1,7 +1,5 @@
 """Commands that are built from dataclasses of options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

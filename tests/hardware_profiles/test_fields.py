@@ -1,7 +1,5 @@
 """Errors of values that do not fit their type: file, path, value and allowed values."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest

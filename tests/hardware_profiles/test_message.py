@@ -1,7 +1,5 @@
 """Errors are wrapped in a terminal and one line in a file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

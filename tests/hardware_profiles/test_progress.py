@@ -1,7 +1,5 @@
 """The status line: after half a second, on a terminal, erased at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Output streams: ASCII where a stream has no more, and pipes that nobody reads."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

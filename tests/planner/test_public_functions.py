@@ -1,7 +1,5 @@
 """The public functions of ``planner`` can be called again, whatever was imported in between."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

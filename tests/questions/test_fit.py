@@ -1,7 +1,5 @@
 """Questions of new users about ``fit``, with an expert's verdict, plan and first fix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The questions of ``questions.toml``: exit code, words, first fix, and size of each answer."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Bytes and FLOP of checkpoint policies, against torch's own selective checkpoints and counter."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial

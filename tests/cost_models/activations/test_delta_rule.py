@@ -1,7 +1,5 @@
 """Saved bytes of Qwen3-Next's and Qwen3.5's attentions against what autograd saves of modules."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import replace
 from typing import Any

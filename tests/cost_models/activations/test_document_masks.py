@@ -1,7 +1,5 @@
 """Document masks cost what the executor is seen to hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

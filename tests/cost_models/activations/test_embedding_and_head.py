@@ -1,7 +1,5 @@
 """What the embedding and the head save, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

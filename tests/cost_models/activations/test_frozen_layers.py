@@ -4,8 +4,6 @@ The counts by operator come from the modules themselves, run on fake tensors: li
 transformers' Llama with adapters, 512-byte rounding left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """selective_ops: bytes that stay, work that is done again, traffic that is not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Points of the backward pass of a layer, each counted by hand from the operators that run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bytes a logit of each loss, as an engine states them and as torch allocates them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages between stages that a rank holds, and positions that nobody trains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

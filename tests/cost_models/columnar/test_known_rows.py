@@ -1,7 +1,5 @@
 """Results of a formula that tables share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Context parallelism: traffic worked out by hand, what a ring hides, what each rank holds."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

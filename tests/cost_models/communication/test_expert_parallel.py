@@ -1,7 +1,5 @@
 """Traffic of experts: sums worked out by hand, and tables that price as their rows do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

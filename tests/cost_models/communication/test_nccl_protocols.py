@@ -1,7 +1,5 @@
 """NCCL's own model of its algorithms: what it chooses by size, and what one kernel takes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

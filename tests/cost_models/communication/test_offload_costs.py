@@ -1,7 +1,5 @@
 """What host memory saves and costs, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

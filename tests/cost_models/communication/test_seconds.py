@@ -1,7 +1,5 @@
 """Bandwidths that collectives reach on a cluster's links."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The executor's parity tests compare the numbers with the collectives that really run.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

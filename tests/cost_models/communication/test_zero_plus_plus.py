@@ -1,7 +1,5 @@
 """ZeRO++ against the paper's table of volumes, and by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

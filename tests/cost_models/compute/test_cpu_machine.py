@@ -1,7 +1,5 @@
 """What is different where processes share the cores of a CPU and talk through gloo."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

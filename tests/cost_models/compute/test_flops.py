@@ -1,7 +1,5 @@
 """FLOPs against the operators that torch counts while the real module runs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

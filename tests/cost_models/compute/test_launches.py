@@ -1,7 +1,5 @@
 """Host time of launches: synchronous ones, CUDA graphs, adapters, casts to 8 bits, the loop."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

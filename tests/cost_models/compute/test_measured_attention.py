@@ -1,7 +1,5 @@
 """Flash attention of one H200 (hardware_profiles/cluster/measured) by head and length."""
 
-from __future__ import annotations
-
 import csv
 import re
 import statistics

@@ -5,8 +5,6 @@ ND_H200_v5 and ND_GB200_v6 (fp8): cuBLASLt, random values, TFLOP/s of (m, n, k).
 2048 cubed, of which starting a kernel is a part.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """16-bit matmuls whose operands have rows of no multiple of 8 elements, against published rates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

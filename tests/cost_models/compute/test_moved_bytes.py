@@ -1,7 +1,5 @@
 """What layers move beside their matmuls, and what collectives reach, each switched on and off."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Seconds and bytes of weights that quantisation-aware training rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

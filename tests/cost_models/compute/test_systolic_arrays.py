@@ -1,7 +1,5 @@
 """Operands smaller than the systolic array of a TPU's matrix unit, which pads them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

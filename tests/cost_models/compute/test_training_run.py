@@ -1,7 +1,5 @@
 """Whole runs by rules of thumb, compared with worked cases of papers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What trainers run: profiles search and accept the plans of their tables, no others."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

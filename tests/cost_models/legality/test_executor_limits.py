@@ -1,7 +1,5 @@
 """Models, workloads and plans that the bundled executor refuses: one reason each, and no other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Free blocks in the allocator's segments: of which plans, and of which tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Memory under autocast over fp32 weights, beside transformers' own Llama, counted by torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

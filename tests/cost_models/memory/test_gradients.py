@@ -1,7 +1,5 @@
 """Gradients at the moments of a step: which of them are whole, on the device, in how many bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

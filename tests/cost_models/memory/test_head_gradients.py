@@ -1,7 +1,5 @@
 """Gradients of the output projection that wait: by hand, and on the memory of a real torch step."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

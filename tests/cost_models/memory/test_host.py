@@ -1,7 +1,5 @@
 """What offload takes of a node, against the rules of DeepSpeed and by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of the ledger: products of their factors, and sums of what lives at once."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

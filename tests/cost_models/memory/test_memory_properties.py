@@ -1,7 +1,5 @@
 """What must hold for the memory of any legal plan of any model, drawn at random."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What optimizers remember, against their papers, and torch's own, tensor by tensor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Memory outside torch's allocator, against published measurements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Matmuls in fp8, and frozen matrices in few bits: bytes by hand, and published figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Buffers of DDP and DeepSpeed: by hand, and on the memory of real torch processes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

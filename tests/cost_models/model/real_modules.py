@@ -1,7 +1,5 @@
 """The modules of transformers on the meta device, for comparison with our specs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensors that methods train beside a frozen matrix, and what they keep, by modules of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, get_args
 

@@ -1,7 +1,5 @@
 """Specs against the modules of transformers: every tensor's name and shape, and the other sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Parts of a full model that are not trained: what is named, and what it saves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

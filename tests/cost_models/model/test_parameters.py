@@ -1,7 +1,5 @@
 """Counts of parameters against published figures, and the law that a table equals its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Presets: published counts, and every tensor against the real module."""
 
-from __future__ import annotations
-
 import pytest
 
 from cost_models.model.families import model_spec

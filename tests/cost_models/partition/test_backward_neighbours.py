@@ -1,7 +1,5 @@
 """Layers of several sizes: what lies beside what on the way back through a rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """kbit preparation of peft: weights that are not quantised, a tied head included, are fp32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

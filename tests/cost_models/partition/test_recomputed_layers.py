@@ -1,7 +1,5 @@
 """Layers that are recomputed: each way to name them, counted by rank and priced."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stages of an encoder and a decoder: what they share, hand on and hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Stages as trainers cut a model: by hand, and through the price of a plan."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

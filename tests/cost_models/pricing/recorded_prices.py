@@ -7,8 +7,6 @@ the plans of the file again; ``--draw`` draws other plans, which only a new trai
 a plan needs.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Steps on several clusters at once: each equals the step on its cluster alone, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """All formulas together: a table against its rows, extreme sizes, and what cannot decrease."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise

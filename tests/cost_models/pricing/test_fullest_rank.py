@@ -1,7 +1,5 @@
 """The rank that needs the most memory is among those that are priced."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

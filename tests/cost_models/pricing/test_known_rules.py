@@ -4,8 +4,6 @@ The figures of the ZeRO paper and of Korthikanti et al. that are formulas of the
 ``test_model_states`` and ``test_activations``; here whole plans are priced.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws that hold for the price of any legal plan, drawn at random."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

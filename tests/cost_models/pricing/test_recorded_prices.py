@@ -1,7 +1,5 @@
 """No price changes unnoticed: plans under every trainer cost as their file says."""
 
-from __future__ import annotations
-
 import pytest
 
 from hardware_profiles.software.trainer import profile_names

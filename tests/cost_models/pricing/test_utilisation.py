@@ -1,7 +1,5 @@
 """MFU, HFU and the interval of a step stay within the peak of the accelerator."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

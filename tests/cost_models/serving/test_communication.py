@@ -1,7 +1,5 @@
 """Exchanges of tokens between experts while serving, against published latencies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

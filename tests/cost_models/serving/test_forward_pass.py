@@ -1,7 +1,5 @@
 """Passes of a serving replica: rooflines by hand, stages, experts, and one formula for columns."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any

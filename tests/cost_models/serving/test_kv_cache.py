@@ -1,7 +1,5 @@
 """Caches against the cache objects of transformers, and against published figures."""
 
-from __future__ import annotations
-
 from functools import cache
 from inspect import signature
 from typing import Any

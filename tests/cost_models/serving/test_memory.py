@@ -1,7 +1,5 @@
 """Serving memory: what grows with what, who holds what, and one formula for rows and columns."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any

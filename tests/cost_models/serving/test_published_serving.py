@@ -3,8 +3,6 @@
 The intervals of ``cost_models.uncertainty`` come from these errors.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@
 compared.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A pipeline, action by action: torch's own order of actions, and when each of them can start."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple

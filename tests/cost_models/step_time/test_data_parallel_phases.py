@@ -1,7 +1,5 @@
 """Embedding and first layer wait, and are waited for: by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

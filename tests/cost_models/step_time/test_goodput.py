@@ -1,7 +1,5 @@
 """Checkpoints and failures: published figures, a simulation, and what must hold for all sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What hides data-parallel traffic, and what it costs where it is hidden."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipelines in closed form against their simulation, and that against torch's own orders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

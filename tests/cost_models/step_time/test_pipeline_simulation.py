@@ -1,7 +1,5 @@
 """Few micro-batches stand for many: against the simulation of all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of a step: pipelines against a simulation, overlap, and sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What trainers do differently with a step's time, each switched on and off."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What mechanisms leave of learned runs, as a factor of the steps of plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

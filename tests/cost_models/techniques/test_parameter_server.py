@@ -1,7 +1,5 @@
 """Parameter servers, compared with the theorem of BytePS and a simulation of workers and links."""
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

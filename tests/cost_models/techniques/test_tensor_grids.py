@@ -1,7 +1,5 @@
 """Grids of tensor parallelism: counted on block algorithms, compared with published tables."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

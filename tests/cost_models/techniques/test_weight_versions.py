@@ -1,7 +1,5 @@
 """Versions and delays of pipelines without a flush, counted in the order of passes of 1f1b."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The graph of a traced module's blocks, by hand and against real traces."""
 
-from __future__ import annotations
-
 import networkx
 import numpy as np
 import pytest

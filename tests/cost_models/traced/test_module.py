@@ -1,7 +1,5 @@
 """Memory and time of a traced module: by hand, and a table of plans as plan by plan."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Boards held to fewer watts: matmuls of long runs slow down, memory does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

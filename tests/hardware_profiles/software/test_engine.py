@@ -1,7 +1,5 @@
 """Engines, and trainers composed of them by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from hardware_profiles.errors import InputError

@@ -1,7 +1,5 @@
 """Software profiles in a file of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Software profiles that inherit others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

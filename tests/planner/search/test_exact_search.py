@@ -1,7 +1,5 @@
 """The winner is that of pricing and simulating every legal plan, one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans that are left out by a bound of their steps change no answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

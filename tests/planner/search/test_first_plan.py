@@ -1,7 +1,5 @@
 """The quick search of ``fit`` against the search of all plans."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

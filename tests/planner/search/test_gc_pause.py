@@ -1,7 +1,5 @@
 """While much is priced the collector of cycles waits, and nothing waits for it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ accelerators, any number of virtual stages, any micro-batch. Legality and prices
 plans.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

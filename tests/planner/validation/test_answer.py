@@ -1,7 +1,5 @@
 """``validate`` from end to end, on a few runs and on the published ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows are priced as ``fit`` prices: pipelines simulated, not their lower bound."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Averages, rank quality and verdicts as RUNS.csv defines them."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """Runs that nothing was fitted on: priced, and as near as the docs say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Runs of trainers and accelerators that nothing was fitted on: as near as the docs say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Steps worked out: docs/explanation/step_time.md prints these numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

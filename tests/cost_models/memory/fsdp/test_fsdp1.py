@@ -1,7 +1,5 @@
 """Memory under torch's FSDP1, with mixed precision and under autocast, counted by torch."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from concurrent.futures import ProcessPoolExecutor

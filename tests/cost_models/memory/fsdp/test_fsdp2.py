@@ -1,7 +1,5 @@
 """Blocks of weights and gradients on their way, each counted by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

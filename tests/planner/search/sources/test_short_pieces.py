@@ -1,7 +1,5 @@
 """Laws by which plans are left out before they are priced."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One row becomes model, cluster, workload, plan and software profile, or says why it cannot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -7,8 +7,6 @@ A line of a table has the trainer, the notes and other cells of a row (``name=va
 ``memory`` and ``counts`` (of what was measured).
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """RUNS.csv: every value is read with its type, and what is wrong is named with row and column."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

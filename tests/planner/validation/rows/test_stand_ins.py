@@ -1,7 +1,5 @@
 """Runs that exist are priced, whatever their rows leave unsaid or say in words of their own."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

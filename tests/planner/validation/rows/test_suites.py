@@ -1,7 +1,5 @@
 """Rows of suites of benchmarks and of projects: the settings of their own configurations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Switches that a run states: what each phrasing changes under any trainer, and its cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

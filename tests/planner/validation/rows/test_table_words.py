@@ -1,7 +1,5 @@
 """Words of other people's tables: each cell is read as its author meant it, or refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows as tables of trainers that nothing was compared with would phrase them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Typical models of a size against the published ones of that size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Phrasings of settings: what each cell is priced as, and what is reported as not understood."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading of words.toml: checks of the table, and which entry of a section applies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
