@@ -5,12 +5,12 @@ Every trial trains on two CPU processes, breaks something at a random moment, an
 or the file; if no process is left; and if the resumed run starts from the last complete checkpoint
 and has the losses of a run that never stopped, bit for bit.
 
-    kill        a rank is killed            all killed   all processes are, at once
+    kill        a rank is killed            all-killed   all processes are, at once
     stop        a rank is stopped           slow         a rank is stopped for half a second, often
     full        the disk fills up           read-only    the folder of the checkpoints becomes so
     truncated   a file of the newest checkpoint is shortened
     flipped     a bit of it is another      lost         it is deleted
-    two runs    another run wants the same folder
+    two-runs    another run wants the same folder
     clock       the clock of all processes jumps by up to a day, forth and back
     restart     a rank is killed under torchrun, which starts it again
     network     two hosts (network namespaces) lose the cable between them
@@ -94,9 +94,8 @@ def ended(process: int, seconds: float = LONGEST) -> int:
 def ranks_of(process: int) -> list[int]:
     """Return the processes of the ranks, in their order; as many as have started."""
     try:
-        return [
-            int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        ]
+        children = Path(f"/proc/{process}/task/{process}/children").read_text()
+        return [int(number) for number in children.split()]
     except OSError:
         return []
 
@@ -210,7 +209,7 @@ def kill(trial: Trial) -> Outcome:
     return Outcome(ended(process), (5,), rf"rank {rank}: ended")
 
 
-def kill_all(trial: Trial) -> Outcome:
+def all_killed(trial: Trial) -> Outcome:
     process = trial.start()
     trial.wait_for_a_moment(process)
     os.killpg(process, signal.SIGKILL)
@@ -364,20 +363,9 @@ def network(trial: Trial) -> Outcome:
     return Outcome(code, (5,), r"node 1\b.* does not answer")
 
 
+_KINDS = (kill, all_killed, stop, slow, full, read_only, truncated, flipped, lost, two_runs, clock)
 FAULTS: dict[str, Callable[[Trial], Outcome]] = {
-    "kill": kill,
-    "all killed": kill_all,
-    "stop": stop,
-    "slow": slow,
-    "full": full,
-    "read-only": read_only,
-    "truncated": truncated,
-    "flipped": flipped,
-    "lost": lost,
-    "two runs": two_runs,
-    "clock": clock,
-    "restart": restart,
-    "network": network,
+    fault.__name__.replace("_", "-"): fault for fault in (*_KINDS, restart, network)
 }
 EXPENSIVE = ("restart", "network")  # start interpreters, and need more than a second
 WEIGHTS = {kind: 1 if kind in EXPENSIVE else 3 for kind in FAULTS}

@@ -56,14 +56,11 @@ def wait_for_quiet() -> None:
 def _busy_seconds() -> float:
     """Return the seconds that all cores worked for anybody; 0 where the system does not say."""
     try:
-        user, nice, system, _, _, irq, soft, steal, *_ = map(int, _cpu_line().split()[1:])
+        _, *ticks = STAT.read_text(encoding="ascii").splitlines()[0].split()
+        user, nice, system, _, _, irq, soft, steal, *_ = map(int, ticks)
     except (OSError, ValueError):
         return 0.0
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_line() -> str:
-    return STAT.read_text(encoding="ascii").splitlines()[0]
 
 
 def _own_seconds() -> float:

@@ -433,13 +433,9 @@ def serving(answer: Any) -> Iterator[tuple[str, str]]:
     yield "memory", parts(memory.parts)
     times = asdict(time)
     for name, record in (("prompts", times), ("a token", times.pop("token", None) or {})):
-        yield name, parts_of({key: value for key, value in record.items() if is_number(value)})
+        numbers_alone = {k: v for k, v in record.items() if isinstance(v, int | float)}
+        yield name, parts_of(numbers_alone)
         yield from ((name, parts_of(each)) for each in record.values() if isinstance(each, dict))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is one number."""
-    return isinstance(value, int | float)
 
 
 def parts(record: Any) -> str:

@@ -56,8 +56,8 @@ def explain_hang(reports: Iterable[HangReport], processes: Sequence[str], second
     waited = f"for {seconds:.0f} s"
     if silent:
         names = ", ".join(f"{rank} ({processes[rank]})" for rank in silent)
-        waiting = _most(known.values())
-        where = f" in {waiting.collective}" if waiting else ""
+        furthest = max((r for r in known.values() if r.waits), key=_order, default=None)
+        where = f" in {furthest.collective}" if furthest else ""
         return (
             f"{HANG}no answer from rank {names}: stopped, or its machine is down; the others "
             f"waited{where} {waited}"
@@ -107,11 +107,6 @@ def _count(report: HangReport, axis: str) -> Order:
 def _order(report: HangReport) -> tuple[int, int]:
     """Return the progress of a rank: step and number of collectives."""
     return report.step, sum(report.entered.values())
-
-
-def _most(reports: Iterable[HangReport]) -> HangReport | None:
-    """Return the waiting rank that progressed furthest."""
-    return max((r for r in reports if r.waits), key=_order, default=None)
 
 
 def _state(report: HangReport) -> str:

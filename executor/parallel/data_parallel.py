@@ -93,10 +93,10 @@ def shard_parameters(
     share(stage, grid.sharding_mesh(), False)
     if plan.zero_stage > 0 or grid.sharding_mesh().size() == 1:
         _set_prefetch(stage, groups)
-        if stage.first and head not in groups[0] and _is_embedding_only(groups[0]):
-            _fsdp_module(groups[0]).set_unshard_in_backward(
-                False
-            )  # the gradient of a look-up needs no weight
+        looked_up = all(isinstance(module, nn.Embedding) for module in groups[0])
+        if stage.first and head not in groups[0] and looked_up:
+            # the gradient of a look-up needs no weight
+            _fsdp_module(groups[0]).set_unshard_in_backward(False)
     return slices
 
 
@@ -247,10 +247,6 @@ def wait_for_gradients(stage: PipelineStage) -> None:
     reducer = gradient_reducer(stage)
     if reducer is not None:
         reducer.wait()
-
-
-def _is_embedding_only(group: list[nn.Module]) -> bool:
-    return all(isinstance(module, nn.Embedding) for module in group)
 
 
 def _fsdp_module(group: list[nn.Module]) -> FSDPModule:

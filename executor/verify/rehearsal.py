@@ -162,27 +162,21 @@ def _rehearse(
         kind.__init__ = outside_fake_mode(kind.__init__)  # type: ignore[method-assign]
     with fake_world(rank, file.plan.world_size):
         trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
-        steps = [_with_length(file, length) for length in lengths] or [file] * STEPS
+        works = [replace(file.workload, seq_len=length) for length in lengths]
+        steps = [replace(file, workload=work) for work in works] or [file] * STEPS
         batch = _batch(steps[0], trainer, documents)
         tracker = memory_tracker(trainer, _hint(file, trainer.stages))
         tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
         for stage in trainer.stages:
             _track_places(stage, tracker)
-
-        def ignore_operators(propagating: bool) -> None:
-            tracker.muted = propagating
-
-        with propagating_global_shapes(ignore_operators), tracker:
+        # operators of the propagation are ignored
+        with propagating_global_shapes(partial(setattr, tracker, "muted")), tracker:
             for number, step in enumerate(steps):
                 if number and step is not file:
                     batch = _batch(step, trainer, documents)
                 trainer.file = step
                 trainer.step(batch)
         return answer(tracker)
-
-
-def _with_length(file: PlanFile, length: int) -> PlanFile:
-    return replace(file, workload=replace(file.workload, seq_len=length))
 
 
 def _start(layout: ParameterLayout, pieces: Pieces) -> Tensor:

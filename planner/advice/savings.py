@@ -198,7 +198,8 @@ def _fewer_accelerators(around: _Around) -> Iterator[Saving | None]:
         return
     sizes = {cluster.num_gpus // 2} if cluster.num_gpus % 2 == 0 else set()
     if not _is_smooth(cluster.num_nodes):
-        sizes.add(_smooth_below(cluster.num_nodes) * cluster.gpus_per_node)
+        fewer = next(n for n in range(cluster.num_nodes - 1, 0, -1) if _is_smooth(n))
+        sizes.add(fewer * cluster.gpus_per_node)
     for size in sorted(sizes, reverse=True):
         if compute * cluster.num_gpus / size >= (1.0 - LEAST) * around.step:
             continue
@@ -217,7 +218,3 @@ def _is_smooth(number: int) -> bool:
         while number % prime == 0:
             number //= prime
     return number == 1
-
-
-def _smooth_below(number: int) -> int:
-    return next(n for n in range(number - 1, 0, -1) if _is_smooth(n))

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, makes namespaces"),
 ]
 # one of each kind that starts no interpreters (tests/executor/launch, tests/executor/multinode)
-CHEAP = "kill,all killed,stop,slow,read-only,truncated,flipped,lost,two runs,clock"
+CHEAP = "kill,all-killed,stop,slow,read-only,truncated,flipped,lost,two-runs,clock"
 
 
 def test_ten_random_faults_end_in_order_and_lose_nothing() -> None:
