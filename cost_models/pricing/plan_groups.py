@@ -48,17 +48,15 @@ def groups_of_plans(
     done = 0
     for blocks in groups.values():
         kinds = dict.fromkeys(kind_of(rank) for number in blocks for rank in contents[number])
-        mine = np.zeros(len(contents), dtype=bool)
-        mine[blocks] = True
-        rows = np.flatnonzero(mine[block])
+        here = np.zeros(len(contents), dtype=bool)
+        here[blocks] = True
+        rows = np.flatnonzero(here[block])
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
             present, position = distinct(block[part])
             of_blocks = [contents[b] for b in present]
             own = None if cluster is None else cluster[part]
-            yield (
-                part,
-                PlanGroup.of(table.rows(part), position, of_blocks, tuple(kinds), kind_of, own),
-            )
+            mine = table if len(part) == len(table) else table.rows(part)
+            yield part, PlanGroup.of(mine, position, of_blocks, tuple(kinds), kind_of, own)
             done += len(part)
             advance(done / len(table))
 

@@ -74,7 +74,10 @@ class Feasible(Struct):
 
     def may_satisfy(self, table: PlanTable, step: Floats, peak: Floats | None = None) -> Flags:
         """Return which plans may satisfy the constraints; ``step``: lower bound in seconds."""
-        found = results(self.scenario, table, step, np.zeros(len(table)) if peak is None else peak)
+        if not self.require:
+            return np.ones(len(table), dtype=np.bool_)
+        peak = np.zeros(len(table)) if peak is None else peak
+        found = results(self.scenario, table.plain(), step, peak)
         kept: Flags = broken_by_result(self.require, found, len(table), at_best=True) == 0
         return kept
 

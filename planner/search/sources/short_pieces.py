@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cost_models.arrays import among
 from cost_models.columnar.columns import FactoredColumn
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.product_projections import ProductProjection
 from cost_models.legality.rules import broken_rules, legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, V_CODES
@@ -145,7 +146,7 @@ def _first_plans(product: PlanProduct, kept: int, rows: Rows) -> PlanTable:
     """Return a plan for some rows of the projection to the first ``kept`` choices."""
     few = product.first_values(range(kept))
     frame = few.factored()[1]
-    plans = few.plans(frame.project((1 << kept) - 1), rows).plain()
+    plans = few.plans(frame.project((1 << kept) - 1), rows)
     frame.release()
     return plans
 
@@ -166,11 +167,12 @@ def _least_steps(scenario: Scenario, table: PlanTable) -> Floats:
         "offload": OFFLOADS.index("none"),
     }
     number, first = distinct_plans(table, without=list(same))
-    few = table.rows(first)
-    few = replace(few, **{n: np.full_like(getattr(few, n), v) for n, v in same.items()})
+    few = replace(
+        table.rows(first), **{n: np.broadcast_to(v, len(first)) for n, v in same.items()}
+    )
     passes = table_balanced_steps(scenario, few).whole
-    bound: Floats = (few.num_microbatches * passes / few.pipeline_parallel)[number]
-    return bound
+    bound: Floats = decode(few.num_microbatches) * passes / decode(few.pipeline_parallel)
+    return bound[number]
 
 
 def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> tuple[Flags, Floats]:
@@ -184,9 +186,9 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> t
     longest = _longest(leaders, families)
     if len(families) < FEW or not np.all(np.isfinite(longest)):
         return np.ones(len(families), dtype=np.bool_), np.zeros(len(families))
-    bound, every = family_bounds(scenario, families)
+    bound, every = _bounds(scenario, families)
     fast = bound < longest
-    rows = np.flatnonzero(fast & (families.virtual_stages > 1) & ~every)
+    rows = np.flatnonzero(fast & (decode(families.virtual_stages) > 1) & ~every)
     full = replace(families.rows(rows), recompute=np.full(len(rows), FULL))
     fast[rows] = table_least_steps(scenario, full, longest[rows]) < longest[rows]
     return fast, bound
@@ -198,22 +200,25 @@ def family_bounds(scenario: Scenario, plans: PlanTable) -> tuple[Floats, Flags]:
     Plans that differ in recomputation and offload are one family with one bound.
     """
     number, first = distinct_plans(plans, without=VARIED)
-    families = plans.rows(first).plain()
-    zeros = np.zeros_like(families.recompute)
-    every = among(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
-    most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
-    bent = among(families.pipeline_schedule, V_CODES)  # work of both ends as if in a line
+    step, every = _bounds(scenario, plans.rows(first))
+    return step[number], every[number]
+
+
+def _bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flags]:
+    """Return ``family_bounds`` of a plan of each family."""
+    schedule, virtual = decode(families.pipeline_schedule), decode(families.virtual_stages)
+    every = among(schedule, LOOPED_CODES) & (virtual == 2)
+    most = np.maximum(2, scenario.model.num_layers // decode(families.pipeline_parallel))
+    bent = among(schedule, V_CODES)  # work of both ends as if in a line
     straight = replace(
         families,
-        recompute=zeros + NONE,
-        offload=zeros + OFFLOADS.index("none"),
-        pipeline_schedule=np.where(
-            bent, SCHEDULES.index("zero_bubble"), families.pipeline_schedule
-        ),
+        recompute=np.broadcast_to(NONE, len(families)),
+        offload=np.broadcast_to(OFFLOADS.index("none"), len(families)),
+        pipeline_schedule=np.where(bent, SCHEDULES.index("zero_bubble"), schedule),
     )
-    stages = np.where(every, most, families.virtual_stages)
+    stages = np.where(every, most, virtual)
     step = table_balanced_steps(scenario, straight, stages).step
     # exchanges of gradients at the ends of a line are longer than those of both ends
     rows = np.flatnonzero(bent)
     step[rows] = np.minimum(step[rows], _least_steps(scenario, families.rows(rows)))
-    return step[number], every[number]
+    return step, every

@@ -171,15 +171,16 @@ class VirtualStages(Struct):
         base = replace(table.rows(first), recompute=least).plain()
         row, number = other_counts(self.scenario, base.pipeline_parallel)
         self.priced += len(row)
-        fast = family_bounds(self.scenario, base)[0] < leaders.longest(base)
+        longest = leaders.longest(base)
+        fast = family_bounds(self.scenario, base)[0] < longest
         row, number = row[fast[row]], number[fast[row]]
         kept = np.zeros(len(row), dtype=bool)
         slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
         for here in tracked(slabs):
             variants = with_virtual_stages(base.rows(row[here]), number[here])
             step = table_steps(self.scenario, variants)
-            plain = variants.plain()
-            kept[here] = (step < leaders.longest(plain)) & self.feasible.may_satisfy(plain, step)
+            kept[here] = step < longest[row[here]]
+            kept[here] &= self.feasible.may_satisfy(variants, step)
         row, number = row[kept], number[kept]
         begins = np.searchsorted(row, np.arange(len(first) + 1))
         times = np.diff(begins)[family]
