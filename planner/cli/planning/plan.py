@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
-from planner.cli.numpy_threads import import_numpy
+from planner.cli.numpy_threads import import_numpy, keep_freed_memory
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer, refuse_existing
 from planner.request.options.search import SEARCH
@@ -41,6 +41,7 @@ def plan(
 ) -> None:
     """Print the best plans, and write the best one to a file."""
     import_numpy()
+    keep_freed_memory()
     if improve:
         _print_improved(request, output, force=force, json=json)
         return

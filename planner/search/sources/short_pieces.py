@@ -167,9 +167,7 @@ def _least_steps(scenario: Scenario, table: PlanTable) -> Floats:
         "offload": OFFLOADS.index("none"),
     }
     number, first = distinct_plans(table, without=list(same))
-    few = replace(
-        table.rows(first), **{n: np.broadcast_to(v, len(first)) for n, v in same.items()}
-    )
+    few = replace(table.rows(first), **{n: np.broadcast_to(v, len(first)) for n, v in same.items()})
     passes = table_balanced_steps(scenario, few).whole
     bound: Floats = decode(few.num_microbatches) * passes / decode(few.pipeline_parallel)
     return bound[number]
