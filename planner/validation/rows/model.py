@@ -465,7 +465,7 @@ def _gpt(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
         "n_embd": hidden,
         "n_inner": reading.value("ffn_hidden_size", 4 * hidden, "4 x hidden_size"),
         "n_positions": row.get("seq_len"),
-        "activation_function": "gelu",
+        "activation_function": words.activation,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
         **config,
     }

@@ -133,6 +133,7 @@ class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
     dropout: Fraction
     of_presets: bool = False  # that dropout is a preset's, too
     family: Literal["bloom"] | None = None
+    activation: Literal["gelu", "gelu_new"] = "gelu"  # of GPT-2
     untied: bool = False  # the output projection is a matrix of its own
     narrows_gated: bool = False  # a gated MLP has two thirds of the width of its configuration
 
