@@ -292,12 +292,13 @@ def updated_elements(view: RankView) -> Real:
 def group_of_update(view: RankView) -> Real:
     """Elements that a rank updates at once: all of its own, under DeepSpeed's ZeRO-3 at most S.
 
-    In the backward pass a tensor as its gradient arrives: of a layer or the embedding at most.
+    In the backward pass a tensor as its gradient arrives: of a layer, or of either end, at most.
     """
     count, most = updated_elements(view), view.software.optimizer.group_elements
     if view.software.optimizer.in_backward:
-        block = np.maximum(view.parameters.largest_layer, view.parameters.embedding)
-        return np.minimum(count, block)
+        params = view.parameters
+        ends = np.maximum(params.embedding, params.head)
+        return np.minimum(count, np.maximum(params.largest_layer, ends))
     if not most:
         return count
     grouped: Real = np.where(view.table.zero_stage >= 3, np.minimum(count, most), count)

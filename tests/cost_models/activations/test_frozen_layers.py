@@ -298,6 +298,15 @@ def test_an_update_in_the_backward_pass_has_temporaries_of_a_layer_at_most() -> 
     assert float(first(group_of_update(view))) == layer
 
 
+def test_an_update_in_the_backward_pass_takes_the_head_alone_on_the_last_stage() -> None:
+    software = "hf-trainer+update-in-backward"
+    case = scenario("llama-3-8b", software, "q,v", adapter="none", adapter_rank=0)
+    plan = Plan(pipeline_parallel=2)
+    rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 1)
+    view = RankView(case, PlanTable.from_plans([plan]), rank)
+    assert float(first(group_of_update(view))) == pytest.approx(4096.0 * 128256, rel=1e-4)
+
+
 def test_what_torch_reserves_and_the_device_shows() -> None:
     software: SoftwareProfile = software_profile("hf-trainer")
     table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3)])
