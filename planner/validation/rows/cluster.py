@@ -96,9 +96,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
 
 def _is_one_node(name: str) -> bool:
     """Whether a name is that of one kind of node, which an accelerator need not choose."""
-    with suppress(InputError):  # of several kinds
-        return match_node(name) is not None
-    return False
+    return _node_called(name) is not None
 
 
 def _node_of_site(row: Row, accelerator: Accelerator) -> Node | None:
@@ -139,6 +137,14 @@ def _nodes_in(words: str) -> list[Node]:
             return []
     kinds = [one.entry for one in found if one is not None]
     return kinds if len(kinds) == len(found) else []
+
+
+def _node_called(name: str) -> Node | None:
+    """Return the kind of node of that name, which is not a part of it."""
+    with suppress(InputError):  # of several kinds
+        found = match_node(name)
+        return found.entry if found is not None else None
+    return None
 
 
 def _slowest_of_nodes(reading: Reading, accelerator: Accelerator) -> Accelerator:
@@ -214,7 +220,9 @@ def accelerator_of(reading: Reading) -> Accelerator:
         return slowest
     bare = MEMORY.sub("", name).strip()
     within = () if _not_priced(bare) else _names_within(name, memory)
-    alone = COUNT.sub("", BESIDE.sub("", name))
+    alone = COUNT.sub("", BESIDE.sub("", name)).strip()
+    if not known and (server := _node_called(alone)) is not None:  # "Atlas 800T A2", not an A2
+        return find_accelerator(server.accelerator)
     for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name), alone, *within]:
         try:
             found = match_accelerator(candidate)

@@ -282,7 +282,8 @@ def without_repeated_ranks(reading: Reading) -> Reading:
 
 def with_kind_of_name(row: Row) -> Row:
     """Return a row whose empty kind is that of a BERT, by which trainers differ."""
-    if row.model_kind is None and re.search(r"(?<![a-z])bert(?![a-z])", row.words("model")):
+    named = re.search(r"(?<![a-z])(?:mosaic)?bert(?![a-z])", row.words("model"))
+    if row.model_kind is None and named:
         return replace(row, model_kind="encoder")
     return row
 
