@@ -59,9 +59,12 @@ def model_lines(scenario: Scenario) -> list[str]:
     if workload.freeze:
         trained = format_count(model.num_trainable_parameters)
         size += f", {trained} trained ({workload.freeze} frozen)"
+    length = f"{workload.seq_len:,}"
+    if workload.target_seq_len:
+        length += f" + {workload.target_seq_len:,}"
     line = (
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
-        f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}"
+        f"{length} tokens · global batch {workload.global_batch_size:,}"
     )
     for long, short in ((" parameters", ""), ("global batch", "batch")):
         if len(line) > width():

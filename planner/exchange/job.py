@@ -20,8 +20,8 @@ from hardware_profiles.fields import names_in
 
 # options of ``fit`` that a workload declares under the same name
 OF_WORKLOAD: Final = names_in("""
-    seq_len global_batch_size precision optimizer optimizer_rank optimizer_state_precision
-    gradient_precision master_weights attention_kernel freeze
+    seq_len target_seq_len global_batch_size precision optimizer optimizer_rank
+    optimizer_state_precision gradient_precision master_weights attention_kernel freeze
 """)
 # options that a file states always, since ``fit`` would search or derive them
 ALWAYS: Final = names_in("""
@@ -96,7 +96,7 @@ def is_default(name: str, value: Any) -> bool:
         return False
     defaults = {"attention_kernel": "flash", "optimizer": "adamw", "master_weights": True}
     defaults |= {"freeze": "", "optimizer_state_precision": "auto", "gradient_precision": "auto"}
-    defaults |= {"optimizer_rank": USUAL_RANK}
+    defaults |= {"optimizer_rank": USUAL_RANK, "target_seq_len": 0}
     return bool(value == {**Plan().to_dict(), **defaults}.get(name))
 
 

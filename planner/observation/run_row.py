@@ -63,6 +63,7 @@ def run_row(answer: FitAnswer, measured: Measured, versions: str) -> Cells:
         "software": scenario.software.name,
         **model_cells(scenario.model),
         "seq_len": workload.seq_len,
+        "target_seq_len": workload.target_seq_len or None,
         "gpu": "here" if cluster.accelerator.device == "cpu" else cluster.accelerator.name,
         "num_gpus": cluster.num_gpus,
         "gpus_per_node": min(cluster.gpus_per_node, cluster.num_gpus),

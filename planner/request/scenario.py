@@ -11,6 +11,7 @@ from cost_models.legality.capabilities import require_runnable_workload, usual
 from cost_models.memory.optimizer_states import BLOCKS, MIN_QUANTISED_ELEMENTS, OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
+from cost_models.model.target_length import require_decoder
 from cost_models.plan.workload import (
     MAX_ADAPTER_RANK,
     QUANTISED,
@@ -134,6 +135,7 @@ def build_scenario(
     cluster: Cluster,
     *,
     seq_len: int | None = None,
+    target_seq_len: int | None = None,
     global_batch_size: int | None = None,
     micro_batch_size: int = 1,
     precision: str | None = None,
@@ -196,9 +198,15 @@ def build_scenario(
         optimizer_state_precision=check_choice("optimizer_state_precision", states, kept),
         gradient_precision=check_choice("gradient_precision", gradients, kept),
         freeze=check_freeze(freeze or "", "freeze"),
+        target_seq_len=(
+            0
+            if target_seq_len is None
+            else check_count("target_seq_len", target_seq_len, MAX_SEQ_LEN)
+        ),
         **({} if adapter is None else adapter.fields(model)),
     )
     require_consistent(workload)
+    require_decoder(model, workload)
     require_runnable_workload(profile, workload)
     model = adapted(model, workload, quantises_every_matrix=profile.frozen.quantises_every_matrix)
     assumptions += _about_optimizer(workload)

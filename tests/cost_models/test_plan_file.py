@@ -54,6 +54,25 @@ def test_every_kind_of_plan_survives(tmp_path: Path) -> None:
         assert read_plan_file(tmp_path / "plan.json") == written
 
 
+def test_a_target_length_is_kept_and_missing_in_older_files(tmp_path: Path) -> None:
+    scenario = make_scenario("t5", "8xA100-80GB", target_seq_len=114)
+    plan = Plan(data_parallel=8, micro_batch_size=2)
+    ranges = default_layer_ranges(scenario, plan)
+    same = {"model": scenario.model, "workload": scenario.workload, "plan": plan}
+    path = tmp_path / "plan.json"
+    write_plan_file(path, contents(**same, layer_ranges=ranges))
+    assert read_plan_file(path).workload.target_seq_len == 114
+    values = json.loads(path.read_text(encoding="utf-8"))
+    del values["workload"]["target_seq_len"]
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert read_plan_file(path).workload.target_seq_len == 0
+    other = contents()
+    workload = replace(other.workload, target_seq_len=114)
+    write_plan_file(path, replace(other, workload=workload), force=True)
+    with pytest.raises(InputError, match=r"workload: target_seq_len = 114: .* has no encoder"):
+        read_plan_file(path)
+
+
 def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("mine")

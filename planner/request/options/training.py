@@ -125,6 +125,18 @@ class LayerOptions:
             why="a common training length",
         ),
     ] = None
+    target_seq_len: Annotated[
+        SeqLen | None,
+        training(
+            help="tokens of an encoder-decoder's targets (T5), where --seq-len is of its inputs",
+            elsewhere=names_in("""
+                target_length max_target_length target_max_length decoder_seq_length
+                decoder_seq_len max_output_length output_length
+            """),
+            default="as many as of inputs",
+            why="shorter targets are padded to that",
+        ),
+    ] = None
     optimizer_rank: Annotated[
         int | None,
         training(

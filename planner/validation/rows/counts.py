@@ -56,6 +56,8 @@ COUNTS: Final = {
         r"|mpe|(?:context|input) (?:len(?:gth)?|window)|cutoff len(?:gth)?"
         r"|(?:ctx|sl)(?=[ =:]*\d{3})|sequences(?= of \d+ tokens)"
         r"|(?:packed|padded|truncated|cut) to(?= \d+ tokens)|block size(?=[ =:]*\d{4})"
+        r"|inputs?(?: (?:padded|truncated|cut) to)?"
+        r"(?= (?:of )?\d+(?: tokens)?,? (?:and )?targets?\b)"
         r"|(?=\d{3,} (?:(?:tokens? )?(?:context|ctx)\b(?! parallel)|tokens? (?:(?:per|a|each) )?"
         r"(?:seq|sample)))",
         "zero_stage": r"sh(?=\d sp\d)",
@@ -67,6 +69,12 @@ COUNTS: Final = {
         "ffn_hidden_size": r"(?:ffn hidden|intermediate) size",
     }.items()
 }
+# "targets of 128", "targets padded to 129", "max_target_length 128", "114 tokens of targets"
+TARGETS: Final = re.compile(
+    r"\b(?:targets?|(?:targets?|decoder|output) (?:seq(?:uence)? ?)?len(?:gth)?s?)"
+    r"(?: (?:padded|truncated|cut))?(?: (?:of|to|about|are|is))*[ =:]*(\d{2,})\b(?! ?[.%])"
+    r"|\b(\d{2,}) (?:target tokens|tokens (?:of|in|for|a|per) (?:the )?targets?)\b"
+)
 CONTEXT: Final = re.compile(r"\b(?:cp|context parallel|ulysses)")
 # "(TP, PP, DP) = (4, 2, 1)", "TP/PP = 2/2"
 RANKS: Final = r"(?:tp|pp|dp|cp|ep|[tpd])"
@@ -255,6 +263,15 @@ def _batch_of_tokens(row: Row, text: str) -> int | None:
     whole = 1024**2 if 1024**2 % row.seq_len == 0 else 1e6
     tokens = float(stated["number"]) * (whole if stated["million"] else 1.0)
     return max(1, round(tokens / row.seq_len))
+
+
+def target_seq_len(row: Row) -> int | None:
+    """Return the tokens of a target by its cell, else by the words; None: they do not say it."""
+    if row.target_seq_len is not None:
+        return row.target_seq_len
+    text = COMMAS.sub("", spaced(f"{row.words('framework')}; {row.words('notes')}"))
+    found = {int(one or other) for one, other in TARGETS.findall(text)}
+    return found.pop() if len(found) == 1 else None
 
 
 def with_patches(reading: Reading) -> Reading:

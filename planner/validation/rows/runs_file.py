@@ -120,6 +120,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     value_head_dim: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     dropout: Fraction = None  # of hidden state and attention
     seq_len: Count = None
+    target_seq_len: Count = None  # of an encoder-decoder's targets; seq_len is of its inputs
     gpu: str | None = None
     gpu_mem_gb: Annotated[float, Meta(ge=0.0, le=1e5)] | None = None  # nominal, GB
     num_gpus: Ranks = None

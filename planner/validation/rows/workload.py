@@ -19,6 +19,7 @@ from cost_models.plan.workload import (
 )
 from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
+from planner.validation.rows.counts import target_seq_len
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.vocabulary import BITS, is_rounded, terms_of, vocabulary
@@ -80,8 +81,21 @@ def workload_of(
         gradient_precision=row.gradient_precision or (gradients.value if gradients else "auto"),
         document_mask=row.document_length is not None,
         document_length=row.document_length or 0,
+        target_seq_len=_targets_of(reading, model),
         **_adapter(reading, model),
     )
+
+
+def _targets_of(reading: Reading, model: ModelSpec) -> int:
+    """Return the tokens of an encoder-decoder's targets; 0: as many as of its inputs."""
+    if not any(kind.cross_attention for kind in model.kinds):
+        return 0
+    found = target_seq_len(reading.row)
+    if found is None:
+        reading.defaults.append("targets as long as inputs (default: target_seq_len is not given)")
+    elif reading.row.target_seq_len is None:
+        reading.defaults.append(f"target_seq_len {found} (default: as the words say)")
+    return found or 0
 
 
 def _optimizer_rank(reading: Reading) -> int:

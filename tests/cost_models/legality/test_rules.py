@@ -269,6 +269,15 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 }
 
 
+def test_targets_are_split_along_the_sequence_too() -> None:
+    scenario = make_scenario("t5", "2xA100-80GB", global_batch_size=1, target_seq_len=63)
+    plan = Plan(tensor_parallel=2, sequence_parallel=True)
+    with pytest.raises(InputError, match="tensor_parallel = 2 does not divide target_seq_len = 63"):
+        require_legal(scenario, plan)
+    workload = replace(scenario.workload, target_seq_len=64)
+    require_legal(replace(scenario, workload=workload), plan)
+
+
 def asked(
     model: ModelSpec | None = None,
     num_gpus: int = 8,

@@ -48,6 +48,7 @@ SETTINGS: dict[str, Any] = {
     "long": lambda: make_scenario("llama", "8xA100-80GB", seq_len=65_536, global_batch_size=8),
     "mixtral": lambda: make_scenario("mixtral", "8xH100-SXM"),
     "t5": lambda: make_scenario("t5", "8xA100-80GB"),
+    "t5 with short targets": lambda: make_scenario("t5", "8xA100-80GB", target_seq_len=64),
     "gpt2 by megatron": lambda: make_scenario(
         "gpt2", "8xA100-80GB", software="megatron", attention_kernel="eager"
     ),
@@ -85,7 +86,7 @@ def plans_of_all_kinds(scenario: Scenario, seed: int = 0, most: int = 250) -> Pl
     return table.rows(np.sort(rng.choice(legal, min(most, len(legal)), replace=False)))
 
 
-QUICK = ("llama", "mixtral", "t5")
+QUICK = ("llama", "mixtral", "t5", "t5 with short targets")
 
 
 @pytest.mark.sampled(1)

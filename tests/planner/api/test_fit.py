@@ -45,6 +45,23 @@ def test_defaults_are_documented_and_said() -> None:
         assert words in said
 
 
+def test_shorter_targets_take_less_time_and_memory_and_longer_ones_more() -> None:
+    def asked(**options: Any) -> Any:
+        return planner.fit("t5-small", "1xA100-80GB", seq_len=512, micro_batch_size=64, **options)
+
+    answers = [asked(), *(asked(target_seq_len=length) for length in (512, 128, 1024))]
+    time, memory = (
+        [of(answer.assessment) for answer in answers]
+        for of in (lambda one: one.time.step_seconds, lambda one: one.memory.peak_bytes)
+    )
+    for plain, equal, short, long in (time, memory):
+        assert short < equal < long
+        assert equal == plain
+    short = answers[2]
+    assert "512 + 128 tokens" in short.text()
+    assert "--target-seq-len 128" in short.text()
+
+
 def test_what_is_given_is_not_an_assumption() -> None:
     answer = fit(
         global_batch_size=16,

@@ -222,6 +222,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "seq_len negative": ([*FIT[:3], "--seq-len", "-1"], "--seq-len -1"),
     "seq_len huge": ([*FIT[:3], "--seq-len", "1" + "0" * 30], "--seq-len 1"),
     "seq_len text": ([*FIT[:3], "--seq-len", "4x"], "seq-len"),
+    "targets of a decoder": ([*FIT[:3], "--target-seq-len", "128"], "no encoder and decoder"),
     "longer than positions": (["fit", "gpt2", "8xA100-80GB", "--seq-len", "2048"], "1024 learned"),
     "batch 0": ([*FIT, "--global-batch-size", "0"], "--global-batch-size 0"),
     "micro-batch 0": ([*FIT, "--micro-batch-size", "0"], "--micro-batch-size 0"),

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "precision": {"precision": "fp16"},
     "optimizer": {"optimizer": "lion"},
     "seq_len": {"seq_len": 1024},
+    "target_seq_len": {"target_seq_len": 114, "model": "t5-small"},
     "optimizer_rank": {"optimizer_rank": 16, "optimizer": "galore_adamw", "zero_stage": 0},
     "optimizer_state_precision": {"optimizer_state_precision": "bf16"},
     "gradient_precision": {"gradient_precision": "bf16"},
@@ -78,12 +79,13 @@ OF_SOFTWARE = {"optimizer_kernel", "gradient_copy"}  # parts of its name in the 
 def test_the_next_command_keeps_every_option_that_plan_takes(name: str) -> None:
     given = EXAMPLES[name]
     plan = {"data_parallel": 8, "zero_stage": 1, "recompute": "full", "micro_batch_size": 1}
-    answer = fit("llama-3.2-1b", "8xH100-SXM", **{**plan, **given})
+    model = given.get("model", "llama-3.2-1b")
+    answer = fit(**{**plan, "cluster": "8xH100-SXM", **given, "model": model})
     _, following = answer.text().split("Next       shardplan plan ")
     words = shlex.split(following.replace("\\\n", ""))[:-2]
     asked = vars(parse(command(PlanRequest, name="plan", help=""), words, "shardplan plan"))
     for one in ("model", "cluster", *(set(given) & set(declared(PlanRequest)))):
-        wanted = {"model": "llama-3.2-1b", "cluster": "8xH100-SXM"}.get(one, given.get(one))
+        wanted = {"model": model, "cluster": "8xH100-SXM"}.get(one, given.get(one))
         assert str(asked[one]) == str(wanted), one
 
 

@@ -35,7 +35,10 @@ def test_a_dash_is_an_empty_cell(tmp_path: Path, cell: str) -> None:
     [
         ("seq_len,VPP\n1,2\n", "unknown column 'VPP'. Did you mean virtual_stages?"),
         ("seq_len,iteration time (ms)\n1,2\n", "Did you mean step_time_s?"),
-        ("seq_len,seqlen\n1,2\n", "unknown column 'seqlen'. Did you mean seq_len?"),
+        (
+            "seq_len,seqlen\n1,2\n",
+            "unknown column 'seqlen'. Did you mean seq_len or target_seq_len?",
+        ),
         ("seq_len,micro_num\n1,2\n", "unknown column 'micro_num'. Did you mean global_batch_size?"),
         ("seq_len,tok/s/GPU\n1,2\n", "Did you mean tokens_per_second_per_gpu?"),
         ("seq_len,seq_len\n1,2\n", "seq_len stands twice"),
@@ -88,7 +91,7 @@ def test_a_header_is_checked_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read_runs(written(tmp_path, "seqlen,model,model\n1,2,3\n"))
     assert str(error.value).splitlines()[1:] == [
-        "  unknown column 'seqlen'. Did you mean seq_len?",
+        "  unknown column 'seqlen'. Did you mean seq_len or target_seq_len?",
         "  the column model stands twice",
         "  the column seq_len is missing",
     ]
