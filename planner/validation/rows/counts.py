@@ -23,6 +23,7 @@ BASELINE: Final = re.compile(
 )
 FP8: Final = re.compile(r"fp8|float8")
 OF_PRECISION: Final = re.compile(r"^(?:torch_?)?(?:dtype|precision|mixed_precision) ?[=:] ?")
+SWITCHED: Final = re.compile(r"(?:bf16|fp16|tf32) ?= ?(?:true|false|yes|no|[01])")
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 IN_FULL: Final = frozenset({"fp32", "tf32"})
@@ -44,7 +45,7 @@ COUNTS: Final = {
         # LBS and MPE of FlagPerf's tables (FlagOpen/FlagPerf: training/benchmarks/*/README.md)
         "micro_batch_size": r"[ml]bs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch"
         r"|batch size per (?:gpu|device|card)|micro batch size per gpu"
-        r"|b(?= ?= ?\d+ (?:per|a) (?:gpu|device|card)\b)"
+        r"|b(?= ?= ?\d+ (?:per|a) (?:gpu|device|card)\b)|samples per (?:gpu|device|card)"
         r"|(?=\d+ (?:sequence|sample)s? (?:per|a|each) (?:gpu|device|card)\b)",
         "global_batch_size": r"gbs|(?:global|effective|total)(?: train(?:ing)?)? ?batch(?:size)?",
         "virtual_stages": r"vpp?|num (?:model )?chunks|interleaving"
@@ -99,7 +100,8 @@ NUMBERS: Final = {"single": 1, "one": 1, "two": 2, "four": 4, "eight": 8, "sixte
 CARDS: Final = re.compile(
     r"\b(\d+) ?[x×*] ?(?=[a-z][a-z ]*\d)|\b(\d+) (?:gpu|card|accelerator)s?\b(?! (?:per|a|each)\b)"
     rf"|\b({'|'.join(NUMBERS)}) (?=gpu|card|[a-z]+ ?\d)|\bnproc per node[ =:]*(\d+)"
-    r"|\b(?:num|number of|n) ?gpus[ =:]*(\d+)|(?<![a-z] )\bworld size[ =:]*(\d+)"
+    r"|\b(?:(?:num|number of|n) gpus?[ =:]*|gpus? ?[=:] ?)(\d+)\b(?! ?g)"
+    r"|(?<![a-z] )\bworld size[ =:]*(\d+)|\b[a-z]+\d+ ?x(\d+)\b"
 )
 # a micro-batch, as Hugging Face's trainers count: "batch_size 4", "bsz 1"
 BATCH: Final = re.compile(
@@ -129,7 +131,7 @@ IMAGE: Final = re.compile(
 USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
 # of a data rank's step: MINIBS (mlcommons/training_results_v4.1: NVIDIA/benchmarks/llama2_70b_lora)
 SAMPLES: Final = re.compile(r"\bmini ?bs[ =:]*(\d+)\b")
-BETWEEN: Final = re.compile(r"[,;]|(?:^|\s)--(?=[a-z])|\s(?=[a-z_][\w-]*=)")
+BETWEEN: Final = re.compile(r"[,;|]|(?:^|\s)--(?=[a-z])|\s(?=[a-z_][\w-]*=)")
 NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
 OPTIMIZER: Final = re.compile(r"optim|ada|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 # options that name what is trained: --train_type hqq_dora (AnswerDotAI/fsdp_qlora: train.py),
@@ -148,7 +150,7 @@ OF_NODES: Final = (
     ),
     re.compile(r"\b(\d+) ?(?:[a-z]\w* )?(?:gpu|card)s? (?:per|a|each) node[ ,;x(]*(\d+) nodes?\b"),
     re.compile(r"\b(\d+) ?x ?(\d+) ?x? ?(?=[a-z][a-z ]*\d)"),
-    re.compile(r"\bnnodes[ =:]*(\d+)\b.*\bnproc per node[ =:]*(\d+)"),
+    re.compile(r"\bn?nodes[ =:]*(\d+)\b.*\b(?:nproc|gpus) per node[ =:]*(\d+)"),
 )
 TOTAL: Final = re.compile(
     r"\b(\d+) ?x? ?(?:gpu|card|accelerator|[a-z]+ ?\d+\w*)s? "
@@ -375,9 +377,9 @@ def _precision_in(words: str) -> str | None:
 
     One of 16 bits or fewer; where there is none, fp32 or TF32, which other things have, too.
     """
-    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b|\s(?=--)", words)}
+    parts = {part.strip() for part in re.split(r"[,;|+()]|\bwith\b|\s(?=--)", words)}
     parts = {OF_PRECISION.sub("", part) for part in parts}
-    parts = {part for part in parts if "=" not in part}
+    parts = {part for part in parts if "=" not in part or SWITCHED.fullmatch(part)}
     read = {part: vocabulary().read("precision", part) for part in parts}
     for kind in (PRECISIONS, IN_FULL):
         if found := [part for part in parts if read[part].terms.keys() & kind]:

@@ -106,24 +106,27 @@ def with_sharding(row: Row) -> Row:
     itself, and FSDP for the first version, as accelerate does (``fsdp_version``); Qwen's scripts
     have a stage but on one card. Megatron-SWIFT, which comes with ms-swift, shards as Megatron.
     """
-    named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
-    if {"megatron swift", "swift"} <= named.keys():
+    named = terms_of(row, "framework").keys()
+    words = f"{row.words('notes')}; {row.words('offload')}"
+    if {"megatron swift", "swift"} <= named:
         release = " ".join(re.findall(r"\d[\w.]*", row.framework or ""))
         return replace(row, framework=f"Megatron-SWIFT {release}")
     staged = row.zero_stage or {"zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
-    if {"deepspeed", "swift"} <= named.keys() and staged:
+    if {"deepspeed", "swift"} <= named and staged:
         return replace(row, framework=re.sub("(?i)deep ?speed", "", row.framework or ""))
     if "qwen" in named and not shards_nothing(row):
         stage = look_up(words_table().zero_stage, row)
         return row if stage is None or row.zero_stage else replace(row, zero_stage=stage.value)
-    if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named.keys():
+    if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named:
         return row
-    fsdp = re.search("fsdp|full(y|_| )?shard", f"{row.words('framework')} {words}")
+    fsdp = "fsdp2" in named or re.search(
+        "fsdp|full(y|_| )?shard", f"{row.words('framework')} {words}"
+    )
     if "swift" in named:
         first = fsdp and "fsdp2" not in terms_of(row, ANYWHERE)
         return replace(row, notes=f"{row.notes or ''}; fsdp1") if first else row
-    said = vocabulary().read("notes", words).terms
-    if fsdp or not {"deepspeed", "zero 2", "zero 3"} & said.keys():
+    said = vocabulary().read("notes", words).terms.keys() | (named & {"zero 2", "zero 3"})
+    if fsdp or not {"deepspeed", "zero 2", "zero 3"} & said:
         return row
     return replace(row, framework=f"{row.framework} with DeepSpeed")
 

@@ -63,8 +63,12 @@ UNITS: Final = re.compile(
 POWERS: Final = {None: 1.0, "k": 1024.0, "m": 1024.0**2}
 EMPTY: Final = frozenset({"", "-", "–", "—", "n/a", "na"})
 FLAGS: Final = {  # besides true, false, 1 and 0
-    **dict.fromkeys(("1.0", "yes", "on", "enabled"), "1"),
-    **dict.fromkeys(("0.0", "no", "off", "disabled"), "0"),
+    **dict.fromkeys(("1.0", "yes", "y", "on", "enabled"), "1"),
+    **dict.fromkeys(("0.0", "no", "n", "off", "disabled"), "0"),
+}
+MARKS: Final = {  # of tables
+    **dict.fromkeys("\N{CHECK MARK}\N{HEAVY CHECK MARK}\N{WHITE HEAVY CHECK MARK}", " yes "),
+    **dict.fromkeys("\N{BALLOT X}\N{HEAVY BALLOT X}\N{MULTIPLICATION X}\N{CROSS MARK}", " no "),
 }
 # in a cell of zero_stage: words that notes may have as well
 SHARDED: Final = re.compile(
@@ -422,7 +426,9 @@ def _is_flag(text: str) -> bool:
 
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
-    given = {name: text for name, cell in cells if (text := cell.strip()).lower() not in EMPTY}
+    marks = str.maketrans(MARKS)
+    tidied = ((name, " ".join(cell.translate(marks).split())) for name, cell in cells)
+    given = {name: text for name, text in tidied if text.lower() not in EMPTY}
     kernel = given.get("flash_attention", "")
     for name, text in given.items():
         if isinstance(COLUMNS[name][0], inspect.BoolType):

@@ -46,8 +46,6 @@ REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
-    ("[\N{CHECK MARK}\N{HEAVY CHECK MARK}\N{WHITE HEAVY CHECK MARK}]", " yes "),
-    ("[\N{BALLOT X}\N{HEAVY BALLOT X}\N{MULTIPLICATION X}\N{CROSS MARK}]", " no "),
     (r"^\s*with\s*$", "yes"),  # a column "AC": with, without
     # "--fp16 True", "bf16: true" switch it on; "bf16-true" is Lightning's name of 16-bit weights
     (r"(?:--((?:bf|fp)16)\s+|\b((?:bf|fp)16)\s*[=:]\s*)true\b", r"\1\2 enabled"),
