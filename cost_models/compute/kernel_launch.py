@@ -9,6 +9,7 @@ hide nothing. Units: seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from cost_models.arrays import Real
 from cost_models.communication.context_parallel import context_launch_shares
 from cost_models.compute.rates import Rates
 from cost_models.model.lora import first_adapters
-from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.model.spec import DeltaRule, LayerKind, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL, by_operator
@@ -37,6 +38,11 @@ DEFERRED_OPERATORS = 4.0
 # torchtitan/models/qwen3/infra/parallelize.py, use_local_output=False)
 WITHOUT_SEQUENCE_PARALLEL = 0.68
 NORMS_OF_HEADS = 2.8
+# of a gated delta rule without its own kernels (transformers 5: torch_chunk_gated_delta_rule),
+# forward and backward: beyond the kernels, and for each chunk of a sequence. Counted at torch's
+# dispatcher for 64 to 512 tokens
+EAGER_RULE = (85.0, 86.0)
+EAGER_CHUNK = (37.0, 54.0)
 
 
 def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
@@ -134,6 +140,9 @@ def _layer_operators(
     ahead, back = context_launch_shares(view.table)
     forward = forward + host.layer_operators_forward * ahead
     backward = backward + host.layer_operators_backward * back
+    if kind.attention.delta_rule is not None:
+        ahead, back = _rule_operators(kind.attention.delta_rule, view)
+        forward, backward = forward + ahead, backward + back
     wrapped = _cut_matrices(kind, view.table)
     forward = forward + wrapped * host.dtensor_operators_forward
     backward = backward + wrapped * host.dtensor_operators_backward
@@ -170,6 +179,19 @@ def _layer_operators(
             forward = forward + matrices * host.fp8_operators_forward
             backward = backward + matrices * host.fp8_operators_backward
     return forward, backward
+
+
+def _rule_operators(rule: DeltaRule, view: RankView) -> tuple[float, float]:
+    """Operators of a gated delta rule's passes, beyond those of attention."""
+    host, workload = view.software.host, view.workload
+    forward, backward = host.rule_operators_forward, host.rule_operators_backward
+    if workload.attention_kernel != "eager":
+        return forward, backward
+    chunks = ceil(workload.seq_len / rule.chunk)
+    return (
+        forward + EAGER_RULE[0] + EAGER_CHUNK[0] * chunks,
+        backward + EAGER_RULE[1] + EAGER_CHUNK[1] * chunks,
+    )
 
 
 def _cut_matrices(kind: LayerKind, table: PlanTable) -> Real:

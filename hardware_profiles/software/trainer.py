@@ -264,6 +264,8 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     fp8_operators_backward: Amount
     routing_operators_forward: Amount  # of a layer with routed experts, beyond one with an MLP
     routing_operators_backward: Amount
+    rule_operators_forward: Amount  # of a layer with a gated delta rule, beyond one with attention
+    rule_operators_backward: Amount
     expert_operators_forward: Amount  # per expert of the rank, in addition; 0: one kernel for all
     expert_operators_backward: Amount
     gap_seconds: Amount  # of the device, between the kernels of an operator of a layer

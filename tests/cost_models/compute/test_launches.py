@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 
 from cost_models.compute.kernel_launch import (
+    EAGER_CHUNK,
+    EAGER_RULE,
     NORMS_OF_HEADS,
     WITHOUT_SEQUENCE_PARALLEL,
     operator_seconds,
 )
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
+from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -228,3 +231,33 @@ def test_frozen_experts_launch_as_many_operators_backward_as_forward() -> None:
 def test_the_loop_adds_its_seconds_to_every_step() -> None:
     at_rest = step("torch-trainer", {"host.step_seconds": 0.0})[0]
     assert step("torch-trainer")[0] - at_rest == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("trainer", ["torch-trainer", "nemo"])
+def test_gated_delta_rules_launch_kernels_of_their_own_and_chunks_without_them(
+    trainer: str,
+) -> None:
+    spec = sample_model("qwen3-next-80b-a3b")
+    linear = [kind.attention.delta_rule is not None for kind in spec.kinds].index(True)
+    plain = tuple(
+        replace(kind, attention=replace(kind.attention, delta_rule=None)) for kind in spec.kinds
+    )
+    rules = spec.pattern.count(linear)
+    profile, table = software_profile(trainer), PlanTable.from_plans([Plan()])
+    (rank,) = even_split_contents(spec, 1, 1)
+
+    def launched(model: ModelSpec, kernel: str) -> tuple[float, float]:
+        load = Workload(256, 1, attention_kernel=kernel)
+        passes = operator_seconds(rank_view(model, load, profile, table, rank), 1.0)
+        return float(passes[0][0]), float(passes[1][0])
+
+    host = profile.host
+    for at, own in enumerate((host.rule_operators_forward, host.rule_operators_backward)):
+        fused, without = launched(spec, "flash")[at], launched(replace(spec, kinds=plain), "flash")
+        assert fused - without[at] == pytest.approx(rules * own)
+        written_out = (
+            launched(spec, "eager")[at] - launched(replace(spec, kinds=plain), "eager")[at]
+        )
+        chunks = 256 / 64
+        each = own + EAGER_RULE[at] + EAGER_CHUNK[at] * chunks
+        assert written_out == pytest.approx(rules * each)
