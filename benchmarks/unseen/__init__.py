@@ -8,50 +8,21 @@ import numpy as np
 import pandas as pd
 
 import planner
+from hardware_profiles.fields import names_in
 from planner.validation.answer import ValidateAnswer
 
 UNSEEN: Final = {
     name: Path(__file__).with_name(f"{name}.csv")
-    for name in (
-        "runs",
-        "trainers",
-        "peaks",
-        "2026_11",
-        "2026_12",
-        "2026_11_26_times",
-        "2026_11_26_late_times",
-        "2026_11_26_peaks",
-        "2026_11_27_peaks",
-        "2026_11_27_times",
-        "2026_11_27_late_times",
-        "2026_11_27_late_peaks",
-        "2026_11_28_times",
-        "2026_11_28_peaks",
-        "2026_11_29_times",
-        "2026_11_29_peaks",
-        "2026_11_30_times",
-        "2026_11_30_peaks",
-        "2026_12_01_times",
-        "2026_12_01_peaks",
-        "2026_12_02_times",
-        "2026_12_02_peaks",
-        "2026_12_03_times",
-        "2026_12_03_peaks",
-        "2026_12_04_times",
-        "2026_12_04_peaks",
-        "2026_12_05_times",
-        "2026_12_05_peaks",
-        "2026_12_06_times",
-        "2026_12_06_peaks",
-        "2026_12_07_times",
-        "2026_12_07_peaks",
-        "2026_12_08_times",
-        "2026_12_08_peaks",
-        "2026_12_09_times",
-        "2026_12_09_peaks",
-        "2026_12_10_times",
-        "2026_12_10_peaks",
-    )
+    for name in names_in("""
+        runs trainers peaks 2026_11 2026_12 2026_11_26_times 2026_11_26_late_times 2026_11_26_peaks
+        2026_11_27_peaks 2026_11_27_times 2026_11_27_late_times 2026_11_27_late_peaks
+        2026_11_28_times 2026_11_28_peaks 2026_11_29_times 2026_11_29_peaks 2026_11_30_times
+        2026_11_30_peaks 2026_12_01_times 2026_12_01_peaks 2026_12_02_times 2026_12_02_peaks
+        2026_12_03_times 2026_12_03_peaks 2026_12_04_times 2026_12_04_peaks 2026_12_05_times
+        2026_12_05_peaks 2026_12_06_times 2026_12_06_peaks 2026_12_07_times 2026_12_07_peaks
+        2026_12_08_times 2026_12_08_peaks 2026_12_09_times 2026_12_09_peaks 2026_12_10_times
+        2026_12_10_peaks
+    """)
 }
 # by table and run: the seconds and bytes that were predicted before anybody had looked at the run
 FIRST_PRICES: Final = Path(__file__).with_name("first_prices.csv")

@@ -13,16 +13,7 @@ from executor.verify.gather import gathered
 from executor.verify.parity import Verification, random_batch, verify
 from executor.verify.tiny_models import CONFIGS, SEQ_LEN, tiny
 
-__all__ = [
-    "CONFIGS",
-    "SEQ_LEN",
-    "assert_equal",
-    "first_step",
-    "random_batch",
-    "tiny",
-    "verified",
-    "weight_difference",
-]
+__all__ = ["CONFIGS", "SEQ_LEN", "random_batch", "tiny"]  # imported to be imported from here
 
 
 def verified(

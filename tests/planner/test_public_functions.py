@@ -14,6 +14,7 @@ import planner
 from cost_models.plan_file import write_plan_file
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from hardware_profiles.options import declared
 from planner.request.requests import FitRequest, PlanRequest
 from tests.planner.runs.recorded import plan_file, write_run
@@ -21,20 +22,10 @@ from tests.samples import LLAMA
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "2xA100-80GB"
-PUBLIC = (
-    "calibrate",
-    "check",
-    "compare",
-    "compare_techniques",
-    "estimate_memory",
-    "explain",
-    "fit",
-    "learn",
-    "plan",
-    "report",
-    "trace",
-    "validate",
-)
+PUBLIC = names_in("""
+    calibrate check compare compare_techniques estimate_memory explain fit learn plan report trace
+    validate
+""")
 MODEL = LLAMA | {"num_hidden_layers": 4}
 
 

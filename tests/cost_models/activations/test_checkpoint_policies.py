@@ -1,16 +1,12 @@
 """Bytes and FLOP of checkpoint policies, against torch's own selective checkpoints and counter."""
 
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -31,6 +27,7 @@ from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.request.stage_layers import read_recompute
+from tests.allocations import LiveBytes
 from tests.samples import make_scenario, rank_view
 
 TOKENS = 64
@@ -71,28 +68,6 @@ def every_second_mm() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-class Living(TorchDispatchMode):  # type: ignore[misc]
-    """Storages that operators have made and that are alive; views of weights are not."""
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.made: dict[int, Any] = {}
-        self.weights = {weight.untyped_storage()._cdata for weight in weights}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.weights:
-                    self.made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
-        return found
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for alive, size in self.made.values() if alive() is not None)
-
-
 Wrap = Callable[[Any], None]
 
 
@@ -123,9 +98,9 @@ def traced(config: dict[str, Any], wrap: Wrap | None) -> tuple[float, float]:
             if wrap is not None:
                 wrap(layer)
         tokens = torch.arange(TOKENS)[None] % 96
-        with Living(model.parameters()) as living:
+        with LiveBytes(model.parameters()) as living:
             loss = model(tokens, use_cache=False).logits.sum()
-            kept.append(living.bytes)
+            kept.append(living.live)
         del loss
         with FlopCounterMode(display=False) as counter:
             model(tokens, use_cache=False).logits.sum().backward()

@@ -1,13 +1,10 @@
 """Saved bytes of Qwen3-Next's and Qwen3.5's attentions against what autograd saves of modules."""
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from cost_models.activations.delta_rule import (
@@ -23,6 +20,7 @@ from cost_models.model.presets import load_preset
 from cost_models.model.spec import Attention, DeltaRule, ModelSpec
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
+from tests.allocations import LiveBytes
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -146,35 +144,6 @@ def test_bytes_of_a_layer_do_not_grow_with_the_length() -> None:
         assert linear[0] == linear[1]
 
 
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that operators have made and nobody has freed, and their maximum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: set[int] = set()
-        self.live = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.add(tensor.untyped_storage())
-        return result
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address in self.known:
-            return
-        self.known.add(address)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self.free, address, size)
-
-    def free(self, address: int, size: int) -> None:
-        self.known.discard(address)
-        self.live -= size
-
-
 WIDE = {
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -194,9 +163,7 @@ def test_peak_of_the_backward_pass_is_the_traced_one(
     module = AutoModelForCausalLM.from_config(CONFIG_MAPPING["qwen3_next"](**config))
     block = module.to(torch.bfloat16).model.layers[0].linear_attn
     hidden = torch.randn(*shape, config["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
-    with LiveBytes() as bytes_now:
-        for tensor in (*block.parameters(), hidden):
-            bytes_now.known.add(tensor.untyped_storage()._cdata)
+    with LiveBytes((*block.parameters(), hidden)) as bytes_now:
         output = block(hidden)
         gradient = torch.ones_like(output)
         bytes_now.peak = 0

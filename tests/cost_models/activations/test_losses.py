@@ -1,40 +1,18 @@
 """Bytes a logit of each loss, as an engine states them and as torch allocates them."""
 
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from cost_models.activations.logits import logits_bytes_per_token
 from hardware_profiles.software.trainer import software_profile
+from tests.allocations import LiveBytes
 
 SEQUENCES, TOKENS, VOCABULARY, HIDDEN = 2, 512, 2048, 4
-
-
-class Peak(TorchDispatchMode):  # type: ignore[misc]
-    """Most bytes of the storages that operators have made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[int, Any] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
-        alive = sum(size for one, size in self.made.values() if one() is not None)
-        self.most = max(self.most, alive)
-        return found
 
 
 def torch_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -104,11 +82,11 @@ def test_an_engine_states_what_torch_allocates(name: str) -> None:
     x = torch.randn(SEQUENCES, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS))
     logits = SEQUENCES * TOKENS * VOCABULARY
-    with Peak() as peak:
+    with LiveBytes() as peak:
         loss = LOSSES[name](x, weight, labels)
-        forward, peak.most = peak.most / logits, 0
+        forward, peak.peak = peak.peak / logits, 0
         loss.backward()
-        backward = peak.most / logits
+        backward = peak.peak / logits
     software = software_profile(f"torch-trainer+{name}")
     stated = logits_bytes_per_token(1, 2.0, 1, software, SEQUENCES * TOKENS)
     assert stated.forward == pytest.approx(forward, abs=0.1)
@@ -125,13 +103,13 @@ def test_capped_logits_keep_what_tanh_gives(name: str, monkeypatch: pytest.Monke
     labels = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS))
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda *args: torch.tanh(linear(*args) / 30.0) * 30.0)
-    with Peak() as peak:
+    with LiveBytes() as peak:
         loss = LOSSES[name](x, weight, labels)
-        peak.most = 0
+        peak.peak = 0
         loss.backward()
     software = software_profile(f"torch-trainer+{name}")
     stated = logits_bytes_per_token(1, 2.0, 1, software, SEQUENCES * TOKENS, caps=True)
-    assert max(stated.forward, stated.backward) == pytest.approx(peak.most / logits, abs=0.1)
+    assert max(stated.forward, stated.backward) == pytest.approx(peak.peak / logits, abs=0.1)
 
 
 def test_a_fused_loss_has_logits_and_gradient_and_a_cut_one_none() -> None:
