@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(DOCS)]
 
 import click  # noqa: E402
 from docstrings import prose  # noqa: E402
+from generated import write_or_compare  # noqa: E402
 from make_defaults import default_of  # noqa: E402
 
 from executor.cli import parser as executor  # noqa: E402
@@ -146,12 +147,7 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or exit with 1 where it differs from the commands."""
-    text = page()
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print("docs/reference/commands.md: python docs/make_commands.py --write")
-        sys.exit(1)
+    write_or_compare({PAGE: page()})
 
 
 if __name__ == "__main__":

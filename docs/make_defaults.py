@@ -14,6 +14,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from generated import write_or_compare  # noqa: E402
+
 from cost_models.plan.plan import Plan  # noqa: E402
 from hardware_profiles.options import Declared, dashed, declared  # noqa: E402
 from planner.request.requests import FitRequest, PlanRequest  # noqa: E402
@@ -67,11 +69,7 @@ def main() -> None:
     """Write the page, or exit with 1 where its tables differ from the options."""
     text = PAGE.read_text(encoding="utf-8")
     new = MARKED.sub(lambda match: match[1] + "\n" + tables() + match[3], text)
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != text:
-        print("docs/reference/defaults.md: python docs/make_defaults.py --write")
-        sys.exit(1)
+    write_or_compare({PAGE: new})
 
 
 if __name__ == "__main__":

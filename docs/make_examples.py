@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from generated import write_or_compare
+
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 FOLDER: Final = ROOT / "docs" / "techniques"
@@ -68,17 +70,8 @@ def with_output(text: str) -> str:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one is not as the code says."""
-    stale = []
-    for path in sorted(FOLDER.glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        new = with_output(with_results(text, path.name))
-        if new != text and "--write" in sys.argv[1:]:
-            path.write_text(new, encoding="utf-8")
-        elif new != text:
-            stale.append(path.name)
-    if stale:
-        print(f"docs/techniques/ ({', '.join(stale)}): python docs/make_examples.py --write")
-        sys.exit(1)
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    write_or_compare({p: with_output(with_results(text, p.name)) for p, text in texts.items()})
 
 
 if __name__ == "__main__":

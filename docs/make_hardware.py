@@ -271,7 +271,8 @@ def pages() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one differs from the data."""
-    write_or_compare(PLACE, pages(), "make_hardware.py")
+    made = {PLACE / name: text for name, text in pages().items()}
+    write_or_compare(made, PLACE.glob("*.md"))
 
 
 if __name__ == "__main__":

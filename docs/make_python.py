@@ -120,7 +120,8 @@ def pages() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one differs from the code."""
-    write_or_compare(PLACE, pages(), "make_python.py")
+    made = {PLACE / name: text for name, text in pages().items()}
+    write_or_compare(made, PLACE.glob("*.md"))
 
 
 if __name__ == "__main__":

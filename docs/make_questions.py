@@ -19,6 +19,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from generated import write_or_compare  # noqa: E402
+
 from planner.cli.app import main as shardplan  # noqa: E402
 from planner.cli.outputs import COLOURS, VERDICT  # noqa: E402
 
@@ -119,20 +121,7 @@ def screens() -> dict[Path, str]:
 
 def main() -> None:
     """Write the pictures, or exit with 1 where they differ from the answers."""
-    made = screens()
-    stale = set(SCREENS.glob("*.svg")) - set(made)
-    if "--write" in sys.argv[1:]:
-        for path in stale:
-            path.unlink()
-        for path, text in made.items():
-            path.write_text(text, encoding="utf-8")
-        return
-    for path, text in made.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.add(path)
-    if stale:
-        print(f"{', '.join(sorted(path.name for path in stale))}: docs/make_questions.py --write")
-        sys.exit(1)
+    write_or_compare(screens(), SCREENS.glob("*.svg"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from generated import write_or_compare  # noqa: E402
+
 import planner  # noqa: E402
 from planner.request.options.arguments import signature_of  # noqa: E402
 from planner.request.requests import FitRequest, PlanRequest  # noqa: E402
@@ -95,11 +97,7 @@ def stub() -> str:
 
 def main() -> None:
     """Write the stub, or exit with 1 where it differs from the options."""
-    if "--write" in sys.argv[1:]:
-        STUB.write_text(stub(), encoding="utf-8")
-    elif not STUB.exists() or stub() != STUB.read_text(encoding="utf-8"):
-        print("planner/__init__.pyi: python docs/make_stub.py --write")
-        sys.exit(1)
+    write_or_compare({STUB: stub()})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from generated import write_or_compare  # noqa: E402
+
 from cost_models.legality.capabilities import targets as tables  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "how-to" / "exchange.md"
@@ -55,16 +57,12 @@ def checks() -> str:
 
 def main() -> None:
     """Write the tables, or exit with 1 where the page differs from the code."""
-    page = text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     for name, lines in zip(PARTS, (targets(), checks()), strict=True):
         before, _, rest = text.partition(f"<!-- {name} -->")
         after = rest.partition(f"<!-- end of {name} -->")[2]
         text = f"{before}<!-- {name} -->\n{lines}\n<!-- end of {name} -->{after}"
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif text != page:
-        print("docs/how-to/exchange.md: python docs/make_targets.py --write")
-        sys.exit(1)
+    write_or_compare({PAGE: text})
 
 
 if __name__ == "__main__":
