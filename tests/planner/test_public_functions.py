@@ -78,7 +78,7 @@ def test_the_stub_declares_what_the_functions_take() -> None:
     [
         ({"dp": 8}, "unknown option 'dp'. It is data_parallel (on the command line --dp)"),
         ({"mbs": 8}, "It is micro_batch_size (on the command line --micro-batch-size)"),
-        ({"seqlen": 4096}, "unknown option 'seqlen'. Did you mean seq_len?"),
+        ({"seqlen": 4096}, "unknown option 'seqlen'. Did you mean seq_len or target_seq_len?"),
         ({"sequence_length": 4096}, "Did you mean seq_len?"),
         ({"gradient_checkpointing": True}, "Did you mean recompute='full'?"),
         ({"quite_different": 1}, "Known: model, cluster, power, global_batch_size"),

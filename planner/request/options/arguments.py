@@ -74,7 +74,7 @@ def instead(given: str, known: Mapping[str, Declared]) -> str:
     >>> instead("dp", declared(FitRequest))
     'It is data_parallel (on the command line --dp)'
     >>> instead("seqlen", declared(FitRequest))
-    'Did you mean seq_len?'
+    'Did you mean seq_len or target_seq_len?'
     """
     for name, one in known.items():
         if given in spellings(one) and one.flags:
