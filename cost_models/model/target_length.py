@@ -2,13 +2,17 @@
 
 Each layer has its own length of queries, each attention its own length of keys:
 
-                    queries, and the layer's other tokens     keys and values
-    encoder         seq_len                                   seq_len
-    decoder         target_seq_len                            target_seq_len
-    its cross-attention   target_seq_len                      seq_len
+                            queries, and the layer's own tokens     keys and values
+        encoder             seq_len                                 seq_len
+        decoder             target_seq_len                          target_seq_len
+        cross-attention     target_seq_len                          seq_len
 
 A layer's costs are those of its own tokens; where the layers of a rank are added up, they are
 counted for each token of the inputs (``LayerKind.token_share``).
+
+Units: tokens of a sequence. Source: Raffel et al. (arXiv:1910.10683), sec. 2.1 and 3.1.4: a decoder
+reads the targets shifted by one, and all of the encoder's output. Leaves out: that casts to fp8 and
+adapters' operators of cross-attention's keys and values are of the inputs' tokens, too.
 """
 
 from __future__ import annotations

@@ -270,11 +270,12 @@ def test_dense_and_expert_layers_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_encoder_and_decoder_are_told_apart() -> None:
+@pytest.mark.parametrize("target_seq_len", [0, 64, 2048])
+def test_encoder_and_decoder_are_told_apart(target_seq_len: int) -> None:
     """Decoder layers attend twice, so that even halves of the layers are uneven stages."""
     plan = replace(plan_of(2, 8), micro_batch_size=8)
     model = sample_model("t5", d_model=1024, d_kv=128, d_ff=8192, num_layers=8, vocab_size=32128)
-    scenario = scenario_of(model, plan)
+    scenario = scenario_of(model, plan, target_seq_len=target_seq_len)
     assert model.num_layers == 16
     found = stages_of(scenario, plan)
     assert found is not None
@@ -286,10 +287,11 @@ UNEVEN = {"d_model": 512, "d_kv": 64, "d_ff": 4096, "num_layers": 5, "num_decode
 
 
 @pytest.mark.slow
-def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all() -> None:
+@pytest.mark.parametrize("target_seq_len", [0, 64, 2048])
+def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all(target_seq_len: int) -> None:
     plan = replace(plan_of(3, 5), micro_batch_size=4)
     model = sample_model("t5", **UNEVEN, vocab_size=32_128)
-    scenario = scenario_of(model, plan)
+    scenario = scenario_of(model, plan, target_seq_len=target_seq_len)
     assert (model.num_layers, model.bridge_layer) == (7, 5)
     need = max(peaks(scenario, plan, split_layers(7, 3), None))
     tight = with_budget(
@@ -317,6 +319,8 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
     assert of(((0, 3), (3, 5), (5, 7))) == ([1.0, 2.0, 1.0], [0, 1, 1])
     assert of(((0, 3), (3, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])
     assert of(((0, 5), (5, 6), (6, 7))) == ([1.0, 3.0, 2.0], [0, 1, 2])
+    scenario = scenario_of(model, plan, target_seq_len=128)
+    assert of(((0, 3), (3, 6), (6, 7)))[0] == [1.0, 2.25, 1.25]
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def problems(draw: Any) -> Scenario:
         seq_len=draw(st.sampled_from([64, 256, 512])),
         global_batch_size=draw(st.sampled_from([16, 24, 32])),
         software=draw(st.sampled_from(["shardplan", "megatron-core"])),
+        target_seq_len=draw(st.sampled_from([0, 48, 800])) if name == "t5" else 0,
     )
     return with_share(scenario, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
 
