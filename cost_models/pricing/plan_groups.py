@@ -28,7 +28,7 @@ from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
-ONE_GROUP: Final = 50_000  # plans below which all are one group
+ONE_GROUP: Final = 100_000  # plans below which all are one group
 ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
 
 
