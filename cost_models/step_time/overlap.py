@@ -118,9 +118,9 @@ def least_message_share(software: SoftwareProfile) -> float:
 
 
 def _exposed(
-    rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
+    rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real | None, *, on_gpu: bool
 ) -> Real:
-    """Exposed seconds where each of ``stages`` of a rank sends at a different time."""
+    """Exposed seconds where each of ``stages`` of a rank sends at a different time; None: one."""
     hides = hiding.overlap if on_gpu else 0.0
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     gathers = table.zero_stage >= 3
@@ -140,9 +140,11 @@ def _exposed(
     whole = rank.data_communication + rank.replica_communication
     first = np.where(apart, rank.gathered_forward, 0.0)
     rest = whole - first - np.where(rank.replicas_use_other_links, rank.replica_communication, 0.0)
-    of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
-    beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
-    beyond = np.maximum(beyond, (rest - window) / stages)
+    beyond = rest - window
+    if stages is not None:
+        of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
+        later = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
+        beyond = np.maximum(later, beyond / stages)
     before = np.minimum(first, rank.first_gathers)
     at_ends = rank.last_reductions + np.where(apart, 0.0, rank.first_gathers)
     exposed = np.maximum(np.minimum(rest, at_ends), np.maximum(last, beyond))
@@ -160,14 +162,14 @@ def at_the_end(
     Stages that send separately are selected at the end, since that depends on few rows.
     """
 
-    def last(stages: Real) -> tuple[Real, Real]:
+    def last(stages: Real | None) -> tuple[Real, Real]:
         exposed = [_exposed(rank, table, hiding, stages, on_gpu=on_gpu) for rank in ranks]
         optimizer = [rank.optimizer for rank in ranks]
         once = [e + o for e, o in zip(exposed, optimizer, strict=True)]
         ends_last = np.argmax(np.stack(once), axis=0)
         return pick(exposed, ends_last), pick(optimizer, ends_last)
 
-    together, separate = last(1.0), _stages_send_separately(table, hiding)
+    together, separate = last(None), _stages_send_separately(table, hiding)
     if not holds(separate):
         return together
     each = last(1.0 * table.virtual_stages)

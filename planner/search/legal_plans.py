@@ -111,7 +111,9 @@ class PricedPlans(Struct, frozen=True):
         scenario, ranking, states = question.scenario, question.ranking, np.zeros(len(legal))
         most = Feasible(scenario, (), 1).max_peak_at(1)  # of a plan that is tight
         enough = max(most, near_budget(scenario.cluster))
-        if scenario.on_gpu and len(legal) > FEW:
+        # ``short_pieces`` leaves out plans by their states already
+        known = bound is not None and leaders.plans and len(question.offloads) == 1
+        if scenario.on_gpu and len(legal) > FEW and not known:
             states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
         rows = np.flatnonzero(states <= most)
         small, bound = legal.rows(rows), None if bound is None else bound[rows]
