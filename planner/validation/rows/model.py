@@ -25,6 +25,7 @@ from cost_models.model.presets import (
 from cost_models.model.spec import ModelSpec, Weight
 from planner.request.model import LARGEST, SMALLEST, VOCAB_SIZE, shape_of_size
 from planner.validation.rows.reading import Reading, Unpriceable
+from planner.validation.rows.runs_file import Row
 from planner.validation.rows.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
@@ -88,6 +89,20 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
         config = {**config, "_window": int(window[1].replace(",", ""))}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
+
+
+def positions_of_name(row: Row) -> int | None:
+    """Return the learned positions of the model that a row names; None: it has none, or any many.
+
+    Of a published encoder 512, as BERT has.
+    """
+    name = row.model or ""
+    config = _preset(Reading(row), name)
+    if config is None:
+        shape = _shape(words_table().presets.get(letters(name), name), ROUNDED)
+        return 512 if shape is not None and shape.get("model_kind") == "encoder" else None
+    spec = _spec(json.dumps(config, sort_keys=True), name)
+    return spec.max_seq_len if spec.max_seq_len_is_hard else None
 
 
 @cache

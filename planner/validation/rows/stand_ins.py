@@ -20,6 +20,7 @@ from cost_models.units import GIB
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.software.trainer import SoftwareProfile
+from planner.validation.rows.model import positions_of_name
 from planner.validation.rows.reading import Reading
 from planner.validation.rows.words import entry_of, words_table
 
@@ -61,11 +62,13 @@ OTHER_CARDS: Final = ("RTX-4090", "H100-SXM-80GB")  # that the interval covers
 def with_usual_length(reading: Reading) -> Reading:
     """Return the reading with the trainer's default in the place of an unsaid length of sequences.
 
-    The interval reaches from a quarter of it to four times as many tokens.
+    It is at most the learned positions of the model. The interval reaches from a quarter of it to
+    four times as many tokens.
     """
     if reading.row.seq_len is not None:
         return reading
     tokens = entry_of(words_table().usual_length, reading.row).value
+    tokens = min(tokens, positions_of_name(reading.row) or tokens)
     reading.also += ({"seq_len": round(tokens * share)} for share in (SHORTER, LONGER))
     whose = "the trainer's, memory and time of a quarter to four times it"
     return reading.changed(f"seq_len {tokens} (default: {whose})", seq_len=tokens)
