@@ -19,8 +19,7 @@ from executor.checkpoint.format.folder import CheckpointFolder
 from executor.checkpoint.loading.initial_state import InitialState
 from executor.checkpoint.options import CheckpointOptions
 from executor.checkpoint.saving.assignment import assigned_shards
-from executor.checkpoint.saving.snapshot import Files, Snapshot
-from executor.checkpoint.saving.writer import CheckpointWriter
+from executor.checkpoint.saving.writer import CheckpointWriter, Files, Snapshot
 from executor.dtypes import master_dtype
 from executor.run_folder import SUBFOLDER
 from executor.training.loop import STOPPED, TrainingHook

@@ -1,6 +1,7 @@
 """Writer of one checkpoint: each rank writes its files, then rank 0 the index, and publishes it.
 
-Every rank calls this together, in a thread with a process group of its own.
+Every rank calls this together, in a thread with a process group of its own. What it writes are
+copies in host memory, taken between two steps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from cost_models.units import format_bytes
 from executor.checkpoint.agreement import CPU, on_all_ranks, on_rank_0
@@ -20,19 +23,22 @@ from executor.checkpoint.format.folder import CheckpointFolder, removed_on_error
 from executor.checkpoint.format.index import (
     INDEX_NAME,
     STATE,
+    WEIGHTS,
     CheckpointIndex,
     FileEntry,
     TensorEntry,
     TensorPart,
     file_name,
+    state_name,
 )
 from executor.checkpoint.format.tensor_file import DTYPE_NAMES, write_tensors
-from executor.checkpoint.saving.snapshot import Files
 from executor.parallel.mesh import gather_json
 from executor.training.optimizer import ParameterShard
+from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
 
 TIMEOUT: Final = datetime.timedelta(hours=1)  # of the slowest rank's disk
+Files = dict[str, dict[str, Tensor]]  # file of the rank -> name in it -> tensor
 
 
 class CheckpointWriter:
@@ -139,3 +145,45 @@ def _tensors(entries: Sequence[Sequence[Any]]) -> dict[str, TensorEntry]:
             shapes[name] = (tuple(shape), dtype)
             parts.setdefault(name, []).append(TensorPart(rank, pieces))
     return {name: TensorEntry(*shapes[name], tuple(parts[name])) for name in sorted(shapes)}
+
+
+class Snapshot:
+    """Copies this rank's tensors; the memory is reused by the next snapshot."""
+
+    def __init__(self, trainer: Trainer, share: Sequence[ParameterShard]) -> None:
+        self.trainer, self.share = trainer, share
+        self.memory: dict[str, Tensor] = {}
+
+    def take(self) -> Files:
+        """Return the copies: master weights, and their optimizer state."""
+        state = {
+            state_name(key, h.layout.name): value
+            for h in self.share
+            for key, value in self.trainer.optimizer.state(h).items()
+        }
+        copies = {
+            # in turn: a 4-bit matrix is unpacked for its copy
+            WEIGHTS: {
+                h.layout.name: self._copy(f"{WEIGHTS}/{h.layout.name}", h.saved())
+                for h in self.share
+            },
+            STATE: {name: self._copy(f"{STATE}/{name}", value) for name, value in state.items()},
+        }
+        copies = {kind: tensors for kind, tensors in copies.items() if tensors}
+        if self.trainer.device.type == "cuda":
+            torch.cuda.synchronize(self.trainer.device)
+        return copies
+
+    def _copy(self, key: str, tensor: Tensor) -> Tensor:
+        """Return a copy on the host, in memory of the last snapshot where possible."""
+        tensor = tensor.detach()
+        memory = self.memory.get(key)
+        if memory is None or (memory.shape, memory.dtype) != (tensor.shape, tensor.dtype):
+            memory = torch.empty_like(
+                tensor,
+                device="cpu",
+                memory_format=torch.contiguous_format,
+                pin_memory=tensor.device.type == "cuda",
+            )
+            self.memory[key] = memory
+        return memory.copy_(tensor, non_blocking=True)

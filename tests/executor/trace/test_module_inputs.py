@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
 
+from executor.trace.module_factory import load_factory, one_line
 from executor.trace.module_inputs import inputs_of, parse_input_shape
 from hardware_profiles.errors import InputError
 
@@ -77,3 +78,9 @@ def test_hugging_face_modules_are_guessed_and_it_is_said():
 def test_without_any_of_them_the_ways_are_named():
     with pytest.raises(InputError, match=r"--input .*example_inputs"):
         inputs_of(net, net(), [])
+
+
+def test_a_factory_that_ends_python_is_refused() -> None:
+    said = "module:sys:exit: ends Python instead of returning"
+    with pytest.raises(InputError, match=said), one_line("module:sys:exit"):
+        load_factory("module:sys:exit")()
