@@ -421,7 +421,9 @@ def _check(section: Sequence[Conditions], where: str) -> None:
                 if known and term not in known:
                     raise InputError(f"{where}: {column} = {term!r} is no term of the vocabulary")
     for one, other in combinations(section, 2):
-        if _tie(one, other) and not any(_covers(third, one, other) for third in section):
+        if not _tie(one, other) or replace(one, when=other.when) == other:  # they say the same
+            continue
+        if not any(_covers(third, one, other) for third in section):
             raise InputError(
                 f"{where}: two entries are equally specific and apply to the same rows: "
                 f"{_text(one) or 'without conditions'} and {_text(other) or 'without conditions'}"
