@@ -26,6 +26,7 @@ from cost_models.model.spec import ModelSpec, Weight
 from planner.request.model import LARGEST, SMALLEST, VOCAB_SIZE, shape_of_size
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
+from planner.validation.rows.vocabulary import terms_of
 from planner.validation.rows.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
@@ -276,11 +277,13 @@ def _with_kind(reading: Reading) -> Reading:
     """Return the reading with a kind that is priced in the place of its synonym.
 
     A vision transformer is an encoder with a few labels; a patch is a token. Source: Dosovitskiy et
-    al. (arXiv:2010.11929), sec. 3.1 and table 1.
+    al. (arXiv:2010.11929), sec. 3.1 and table 1. So is an encoder without a vocabulary head.
     """
     row, kind = reading.row, kind_of(reading.row)
     if row.model_kind is None:  # a published shape may name it
         return reading
+    if kind == "encoder" and "no vocabulary head" in terms_of(row, "notes"):
+        return reading.changed(model_kind=CLASSIFIER)
     if kind != VISION:
         return reading if kind == row.words("model_kind") else reading.changed(model_kind=kind)
     vocabulary = row.vocab_size or PATCH

@@ -69,6 +69,8 @@ def recompute_of(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, 
     if entry is None and row.recompute is None and share is None:
         reading.value("recompute", "none", "not given")
     first = row.recompute_layers
+    if first is not None and "full" in terms_of(row, "recompute"):  # whole layers, some of them
+        word = "full"
     if first is None and (first := _recomputed_layers(row)) is not None and word == "full":
         reading.defaults.append(f"recompute of {first} layers of each stage")
     if first is not None and word == "full":
