@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cost_models.arrays import among
-from cost_models.legality.rule import Rule
+from cost_models.legality.rule import Rule, any_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import QUANTISED
@@ -19,8 +19,13 @@ def _in_fp8(scenario: Scenario) -> bool:
     return scenario.workload.precision in QUANTISED and scenario.software.fp8.whole_matrices
 
 
-def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> Any:
-    return plans.micro_batch_size * scenario.workload.seq_len // plans.context_parallel
+def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> list[Any]:
+    """Return the tokens of a micro-batch, of inputs and of targets."""
+    workload = scenario.workload
+    return [
+        plans.micro_batch_size * length // plans.context_parallel
+        for length in (workload.seq_len, workload.target_tokens)
+    ]
 
 
 def _odd_length(scenario: Scenario) -> int | None:
@@ -57,10 +62,13 @@ FP8_RULES: tuple[Rule, ...] = (
     Rule(
         "fp8_lengths",
         lambda s, t: (
-            _in_fp8(s) and ((_tokens(s, t) % MULTIPLE != 0) | (_odd_length(s) is not None))
+            _in_fp8(s)
+            and any_of((_odd_length(s) is not None, *(n % MULTIPLE != 0 for n in _tokens(s, t))))
         ),
         lambda s, p: (
-            f"precision {s.workload.precision}: {_tokens(s, p)} tokens of a micro-batch"
+            f"precision {s.workload.precision}: "
+            + " and ".join(str(count) for count in dict.fromkeys(_tokens(s, p)))
+            + " tokens of a micro-batch"
             + ("" if _odd_length(s) is None else f" and a matrix with a length of {_odd_length(s)}")
             + f" (fp8 kernels need multiples of {MULTIPLE})"
         ),

@@ -278,6 +278,16 @@ def test_targets_are_split_along_the_sequence_too() -> None:
     require_legal(replace(scenario, workload=workload), plan)
 
 
+def test_fp8_needs_suitable_lengths_of_targets_too() -> None:
+    options = {"seq_len": 512, "global_batch_size": 4, "precision": "fp8"}
+    plan = Plan(micro_batch_size=4)
+    scenario = make_scenario("t5-small", "1xH100-SXM", **options, target_seq_len=114)
+    with pytest.raises(InputError, match="2048 and 456 tokens of a micro-batch"):
+        require_legal(scenario, plan)
+    workload = replace(scenario.workload, target_seq_len=112)
+    require_legal(replace(scenario, workload=workload), plan)
+
+
 def asked(
     model: ModelSpec | None = None,
     num_gpus: int = 8,
