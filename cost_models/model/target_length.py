@@ -12,7 +12,8 @@ counted for each token of the inputs (``LayerKind.token_share``).
 
 Units: tokens of a sequence. Source: Raffel et al. (arXiv:1910.10683), sec. 2.1 and 3.1.4: a decoder
 reads the targets shifted by one, and all of the encoder's output. Leaves out: that casts to fp8 and
-adapters' operators of cross-attention's keys and values are of the inputs' tokens, too.
+adapters' operators of cross-attention's keys and values are of the inputs' tokens, too, and that
+gradients of eager cross-attention's scores have rows of the inputs' length.
 """
 
 from __future__ import annotations

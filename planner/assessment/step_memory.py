@@ -150,8 +150,9 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
         )
     rank = pipeline_rank(scenario, plan, ranges, limiting)
     moment = MOMENTS.index(memory.moment)
-    kinds = scenario.model.kinds
-    common = max(range(len(kinds)), key=lambda kind: rank.kind_counts[kind])
+    view = RankView(scenario, table, rank)
+    kinds = view.model.kinds
+    common = kinds[max(range(len(kinds)), key=lambda kind: rank.kind_counts[kind])]
     return StepMemory(
         stage=limiting,
         peak=moment,
@@ -160,7 +161,7 @@ def step_memory(scenario: Scenario, plan: Plan, memory: MemoryPrediction) -> Ste
         ),
         stages=tuple(stages),
         terms=tuple(memory_terms(scenario, plan, rank, moments_by_stage[limiting][moment], moment)),
-        layer=tuple(layer_terms(scenario, plan, kinds[common])),
+        layer=tuple(layer_terms(view.own(common).scenario, plan, common)),
         num_microbatches=plan.num_microbatches,
         schedule=_schedule(plan, stages[limiting], len(stages_of_rank(plan, limiting))),
     )

@@ -277,6 +277,17 @@ def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
     assert terms["attention core"].formula != "4·a"
 
 
+def test_a_decoder_layer_says_what_it_saves_for_its_own_targets() -> None:
+    """Eager scores of a decoder of T5: rows of 64 keys, and of 512 of the inputs."""
+    model = sample_model("t5", num_layers=2, num_decoder_layers=4)
+    options = {"seq_len": 512, "target_seq_len": 64, "attention_kernel": "eager"}
+    scenario = make_scenario(model, "1xA100-80GB", global_batch_size=1, **options)
+    step = step_memory(scenario, Plan(), assess(scenario, Plan()).memory)
+    terms = {term.name: term for term in step.layer}
+    heads = model.kinds[0].attention.num_heads
+    assert terms["attention core"].size % (heads * (512 + 64)) == 0
+
+
 @pytest.mark.slow
 def test_offloaded_weights_are_not_called_shared_out() -> None:
     answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024, offload="weights")
