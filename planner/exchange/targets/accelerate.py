@@ -216,6 +216,7 @@ KEYS: Final = (
 
 ELSEWHERE: Final = {
     "seq_len": "tokens of a sequence: your data loader",
+    "target_seq_len": "tokens of a target: your data loader",
     "global_batch_size": "micro-batch x accumulation x data-parallel ranks, in your script",
     "micro_batch_size": "the batch size of your data loader",
     "num_microbatches": "Accelerator(gradient_accumulation_steps=…)",

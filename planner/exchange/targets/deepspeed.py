@@ -247,6 +247,7 @@ KEYS: Final = (
 
 ELSEWHERE: Final = {
     "seq_len": "tokens of a sequence: your data loader",
+    "target_seq_len": "tokens of a target: your data loader",
     "recompute": "your script: model.gradient_checkpointing_enable(), or no such call for none",
     "optimizer": "the optimizer given to deepspeed.initialize",
     "attention_kernel": "attn_implementation of the model",

@@ -65,6 +65,11 @@ FSDP1: Final = "hf-trainer+fsdp1"
 FSDP2: Final = "hf-trainer+fsdp2"
 
 
+def auto_class(job: Job) -> str:
+    """Return the class of transformers that loads the model as it is trained."""
+    return "AutoModelForSeq2SeqLM" if job.model.bridge else "AutoModelForCausalLM"
+
+
 def uses_deepspeed(job: Job) -> bool:
     """Whether a plan runs with DeepSpeed: ZeRO-1, and optimizer states in host memory."""
     return job.plan.zero_stage == 1 or job.plan.offload == "optimizer"

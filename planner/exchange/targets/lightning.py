@@ -277,11 +277,11 @@ def _model(job: Job) -> list[str]:
     if job["precision"] == "fp16" and not job["master_weights"]:
         loaded = "MODEL, dtype=torch.float16"
     if plan.tensor_parallel == 1:
-        return [f"        model = AutoModelForCausalLM.from_pretrained({loaded})"]
+        return [f"        model = {hf.auto_class(job)}.from_pretrained({loaded})"]
     lines = [
         "        mesh = self.device_mesh",
         '        arguments = {"tp_plan": "auto", "device_mesh": mesh["tensor_parallel"]}',
-        f"        model = AutoModelForCausalLM.from_pretrained({loaded}, **arguments)",
+        f"        model = {hf.auto_class(job)}.from_pretrained({loaded}, **arguments)",
     ]
     if plan.zero_stage:
         options = f"mesh=mesh['data_parallel'], reshard_after_forward={plan.zero_stage == 3}"
@@ -298,14 +298,15 @@ def model_file(job: Job, header: FileHeader) -> dict[str, str]:
     """Return a module with a model of the hub and its data, which a user's own may replace."""
     sharded = job.plan.tensor_parallel > 1 and job.plan.zero_stage > 0
     again = job.plan.recompute == "full" and kind(job) != "FSDPStrategy"
+    labels = "labels" if job.model.bridge else "input_ids"
     lines = [
-        '"""A causal language model and its data; replace both by yours."""',
+        '"""A language model and its data; replace both by yours."""',
         "",
         "import torch",
         "from datasets import load_from_disk",
         "from lightning.pytorch import LightningModule",
         *(["from torch.distributed.fsdp import fully_shard"] if sharded else []),
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import {hf.auto_class(job)}",
         *([f"from {LAYER_MODULE} import {LAYER}"] if sharded else []),
         "",
         f"MODEL = {json.dumps(job.hub_name)}  # its id on the hub, or its folder",
@@ -332,7 +333,7 @@ def model_file(job: Job, header: FileHeader) -> dict[str, str]:
         "        self.model = model.train()",
         "",
         "    def training_step(self, batch, index):",
-        '        return self.model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss',
+        f'        return self.model(input_ids=batch["input_ids"], labels=batch["{labels}"]).loss',
         "",
         "    def configure_optimizers(self):",
         "        return torch.optim.AdamW(self.parameters(), lr=3e-4)",
@@ -481,6 +482,7 @@ KEYS: Final = (
 _CONFIGURE: Final = "configure_model of the LightningModule"
 ELSEWHERE: Final = {
     "seq_len": f"SEQ_LEN in {MODEL_FILE}, and the tokenized data",
+    "target_seq_len": "the labels of the tokenized data",
     "global_batch_size": "micro-batch x accumulate_grad_batches x data-parallel ranks",
     "zero_stage": f"fully_shard(…, reshard_after_forward=…) in {_CONFIGURE}",
     "sequence_parallel": f"the plan of parallelize_module in {_CONFIGURE}",

@@ -198,7 +198,7 @@ def script(job: Job, header: FileHeader) -> dict[str, str]:
         "import sys",
         "",
         "from datasets import load_from_disk",
-        "from transformers import AutoModelForCausalLM, HfArgumentParser",
+        f"from transformers import {hf.auto_class(job)}, HfArgumentParser",
         "from transformers import Trainer, TrainingArguments",
         "",
         f"MODEL = {json.dumps(job.model.name)}  # its id on the hub, or its folder",
@@ -208,7 +208,7 @@ def script(job: Job, header: FileHeader) -> dict[str, str]:
         "(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])",
         "data = load_from_disk(DATA)",
         "assert all(len(row) <= SEQ_LEN for row in data[:100]['input_ids'])",
-        "model = AutoModelForCausalLM.from_pretrained(MODEL)",
+        f"model = {hf.auto_class(job)}.from_pretrained(MODEL)",
         "trainer = Trainer(model=model, args=arguments, train_dataset=data)",
         "trainer.train()",
         "trainer.save_state()  # trainer_state.json, which shardplan observe reads",
@@ -246,6 +246,7 @@ KEYS: Final = (
 
 ELSEWHERE: Final = {
     "seq_len": f"SEQ_LEN in {SCRIPT}, and the tokenized data",
+    "target_seq_len": "the labels of the tokenized data",
     "global_batch_size": "micro-batch x accumulation x processes",
     "attention_kernel": "attn_implementation of from_pretrained",
     "freeze": "requires_grad_(False) in the script",

@@ -27,6 +27,7 @@ from planner.exchange.names import target_names
 from planner.exchange.registry import kind_of, target
 from planner.request.model import resolve_model
 from planner.search.space import enumerate_plans
+from tests.samples import make_scenario
 
 CLUSTER, RANKS = "2x4xH100-SXM", 8
 DRAWN = 3_000  # legal plans, of which each target takes some that it runs
@@ -89,6 +90,19 @@ def test_a_written_file_is_read_back_as_the_same_plan(
         given = {k: v for k, v in read.settings.items() if hasattr(file.workload, k)}
         assert replace(file.workload, **given) == file.workload, text
         assert {"global_batch_size", "precision", "seq_len"} <= given.keys(), text
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "lightning", "transformers"])
+def test_lengths_of_targets_are_left_to_the_script_and_read_back(name: str, tmp_path: Path) -> None:
+    model, cluster = resolve_model("t5-small"), parse_cluster("8xH100-SXM")
+    workload, plan = Workload(512, 8, target_seq_len=128), Plan(data_parallel=8)
+    ranges = default_layer_ranges(make_scenario(model, "8xH100-SXM"), plan)
+    one = target(name)
+    texts = one.write(Job(PlanFile(model, cluster, workload, plan, ranges)), "1")
+    for path, content in texts.items():
+        (tmp_path / path).write_text(content)
+        assert "CausalLM" not in content
+    assert one.read(texts[one.file], one.file, tmp_path).settings["target_seq_len"] == 128
 
 
 def test_a_table_and_a_single_plan_agree_on_limits() -> None:
