@@ -37,6 +37,11 @@ def case(**cells: Any) -> Case:
     return case_of(Row(line=2, **{**GPT, **cells}))
 
 
+def test_a_length_of_targets_needs_a_decoder_of_its_own() -> None:
+    with pytest.raises(Unpriceable, match=r"target_seq_len 128: .* has no decoder of its own"):
+        case(target_seq_len=128)
+
+
 def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
     found = case(global_batch_size=256)  # 16 sequences of each rank
     fits = price(found.scenario, PlanTable.from_plans([found.plan])).peak[0]
