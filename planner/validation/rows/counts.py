@@ -55,7 +55,7 @@ COUNTS: Final = {
         "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel|(?<=sh\d )sp",
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
         r"|mpe|(?:context|input) (?:len(?:gth)?|window)|cutoff len(?:gth)?"
-        r"|(?:ctx|sl)(?=[ =:]*\d{3})|sequences(?= of \d+ tokens)"
+        r"|(?:ctx|sl)(?=[ =:]*\d{3})|s(?= ?= ?\d{3})|sequences(?= of \d+ tokens)"
         r"|(?:packed|padded|truncated|cut) to(?= \d+ tokens)|block size(?=[ =:]*\d{4})"
         r"|inputs?(?: (?:padded|truncated|cut) to)?"
         r"(?= (?:of )?\d+(?: tokens)?,? (?:and )?targets?\b)"
@@ -82,6 +82,11 @@ RANKS: Final = r"(?:tp|pp|dp|cp|ep|[tpd])"
 TUPLE: Final = re.compile(
     rf"[(\[]?\b({RANKS}(?:\s?[,/x×]\s?{RANKS})+)[)\]]?\s?[=:]?\s?[(\[]?"
     r"(\d+(?:\s?[,/x×]\s?\d+)+)\b[)\]]?"
+)
+# "T=4 P=2", "T8P1D1"
+LETTERS: Final = re.compile(
+    r"\b[tpd] ?= ?\d{1,3}(?:[\s,;/x]+[tpd] ?= ?\d{1,3})+\b(?!\.\d)"
+    r"|\b[tpd]\d{1,3}(?:[tpd]\d{1,3})+\b"
 )
 # tokens of a step: "gbs=4M tokens", "batch of 1048576 tokens" (huggingface/nanotron:
 # scripts/scaling_benchmarks.py, gbs)
@@ -131,6 +136,7 @@ IMAGE: Final = re.compile(
 USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
 # of a data rank's step: MINIBS (mlcommons/training_results_v4.1: NVIDIA/benchmarks/llama2_70b_lora)
 SAMPLES: Final = re.compile(r"\bmini ?bs[ =:]*(\d+)\b")
+LISTED: Final = re.compile(r"\[[^\[\]]*\]")
 BETWEEN: Final = re.compile(r"[,;|]|(?:^|\s)--(?=[a-z])|\s(?=[a-z_][\w-]*=)")
 NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
 OPTIMIZER: Final = re.compile(r"optim|ada|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
@@ -150,7 +156,7 @@ OF_NODES: Final = (
     ),
     re.compile(r"\b(\d+) ?(?:[a-z]\w* )?(?:gpu|card)s? (?:per|a|each) node[ ,;x(]*(\d+) nodes?\b"),
     re.compile(r"\b(\d+) ?x ?(\d+) ?x? ?(?=[a-z][a-z ]*\d)"),
-    re.compile(r"\bn?nodes[ =:]*(\d+)\b.*\b(?:nproc|gpus) per node[ =:]*(\d+)"),
+    re.compile(r"\bn?nodes[ =:]*(\d+)\b.*\b(?:(?:nproc|gpus) per node|devices)[ =:]*(\d+)"),
 )
 TOTAL: Final = re.compile(
     r"\b(\d+) ?x? ?(?:gpu|card|accelerator|[a-z]+ ?\d+\w*)s? "
@@ -199,7 +205,7 @@ def with_counts_in_words(reading: Reading) -> Reading:
     text = spaced(f"{row.words('framework')}; {row.words('notes')}")
     text = COMMAS.sub("", text)
     text = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), text)
-    text = TUPLE.sub(_spelled_out, text)
+    text = LETTERS.sub(_ranks_by_letter, TUPLE.sub(_spelled_out, text))
     if "train micro batch" in text:  # DeepSpeed's train_batch_size is that of all cards
         text = text.replace("train batch", "global batch")
     found: dict[str, Any] = {}
@@ -247,6 +253,18 @@ def _spelled_out(found: re.Match[str]) -> str:
         return found[0]
     words = (f"{name[0]}p {number}" for name, number in zip(names, numbers, strict=True))
     return f" {' '.join(words)} "
+
+
+def _ranks_by_letter(found: re.Match[str]) -> str:
+    """Return ranks by name of their letters, where tensor- and pipeline-parallel ones are among.
+
+    >>> _ranks_by_letter(LETTERS.search("t=4 p=2"))
+    ' tp 4 pp 2 '
+    """
+    ranks = dict(re.findall(r"([tpd])\D*(\d+)", found[0]))
+    if not {"t", "p"} <= ranks.keys():
+        return found[0]
+    return f" {' '.join(f'{letter}p {number}' for letter, number in ranks.items())} "
 
 
 def _batch_of_tokens(row: Row, text: str) -> int | None:
@@ -335,6 +353,7 @@ def _optimizer_in(row: Row) -> str | None:
 
 def _parts(words: str) -> list[str]:
     """Return what stands between commas, semicolons and options (``--name value``, name=value)."""
+    words = LISTED.sub(lambda found: found[0].replace(",", " "), words)
     return [part.strip() for part in BETWEEN.split(words) if part.strip()]
 
 
@@ -410,7 +429,7 @@ def spaced(words: str) -> str:
 
     The sign of "=-1" stays: all ranks are no single one.
     """
-    return GLUED.sub(" ", re.sub(r"_+|(?<![=:])(?<![=:] )-+|=dict\(", " ", words))
+    return GLUED.sub(" ", re.sub(r"_+|[\"'](?= ?:)|(?<![=:])(?<![=:] )-+|=dict\(", " ", words))
 
 
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:

@@ -51,6 +51,8 @@ RANKS_AT_END: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
 OF_SCRIPT: Final = re.compile(
     r"(?<![\dx])\d+x\d+x(\d+)x(?:tp)?(\d+)(?:x|pp)(\d+)(?:cp(\d+))?(?:\w*?_(fp[48]))?"
 )
+# "stage: 2" of a DeepSpeed configuration
+STAGE: Final = re.compile(r"(?:^|[,;{(]\s*)stage\s*[=:]\s*(?=[0-3]\b)")
 PEFT: Final = re.compile(r"\bpeft\b")
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
@@ -107,6 +109,8 @@ def with_sharding(row: Row) -> Row:
     have a stage but on one card. Megatron-SWIFT, which comes with ms-swift, shards as Megatron.
     """
     named = terms_of(row, "framework").keys()
+    if "deepspeed" in named and row.zero_stage is None and STAGE.search(row.words("notes")):
+        row = replace(row, notes=STAGE.sub("; ZeRO stage ", row.words("notes"), count=1))
     words = f"{row.words('notes')}; {row.words('offload')}"
     if {"megatron swift", "swift"} <= named:
         release = " ".join(re.findall(r"\d[\w.]*", row.framework or ""))

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.schedules import V_SHAPED
 from cost_models.plan.plan import ContextMethod, Offload, Plan, Schedule
 from cost_models.plan.workload import PROJECTED
 from planner.validation.rows.counts import STATE_RANKS, WEIGHT_RANKS, accumulation
@@ -21,6 +22,7 @@ from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.rows.words import SoftwareEntry, look_up, words_table
 
 GPUS_A_NODE: Final = 8
+OF_SEVERAL_STAGES: Final = (*V_SHAPED, "interleaved_zero_bubble")
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
     re.compile(
@@ -166,8 +168,9 @@ def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
     models/parallelism/stages_generator.py, get_stages).
     """
     row, ends = reading.row, look_up(words_table().stages, reading.row)
-    if _named_schedule(row) == "dualpipev" and row.virtual_stages in (None, 1):
-        reading.defaults.append("virtual_stages 2 (default: those of DualPipeV)")
+    named = _named_schedule(row)
+    if named in OF_SEVERAL_STAGES and row.virtual_stages in (None, 1):
+        reading.defaults.append(f"virtual_stages 2 (default: those of {named})")
         return 2
     counted = num_layers + (2 if ends is not None and ends.add == ENDS else 0)
     if found := LAYERS_A_STAGE.search(row.words("notes")):
@@ -202,11 +205,11 @@ def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str
 
 
 def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
-    """Return the schedule that a row names; of ranks with several stages DualPipeV alone."""
+    """Return the schedule that a row names; of ranks with several stages few."""
     named = _named_schedule(row) if pipeline > 1 else "1f1b"
-    if named == "dualpipev":
+    if named in V_SHAPED:
         return named if virtual == 2 else "interleaved_1f1b"
-    return "interleaved_1f1b" if virtual > 1 else named
+    return "interleaved_1f1b" if virtual > 1 and named not in OF_SEVERAL_STAGES else named
 
 
 def _named_schedule(row: Row) -> Schedule:

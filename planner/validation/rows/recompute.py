@@ -34,9 +34,12 @@ NOTED_SHARE: Final = re.compile(
 )
 # --recompute-modules of Megatron Core and its forks, a list that replaces its default (core_attn)
 OF_FORKS: Final = {"moe_expert": "experts", "moe_experts": "experts"}
+NAMES: Final = "(?:{})\\b".format(
+    "|".join(sorted((*MODULES, *OF_FORKS), reverse=True)).replace("_", "[_ ]")
+)
 NOTED_MODULES: Final = re.compile(
     r"(?<![a-z])recompute(?:[-_ ](?:modules?|selective))?(?: of)?\W+"
-    rf"((?:(?:{'|'.join(sorted((*MODULES, *OF_FORKS), reverse=True))})\b(?:[^\w=;]|and\b)*)+)"
+    rf"((?:{NAMES}(?:[^\w=;]|and\b|;\s*(?={NAMES}\s*(?:[,;]|$)))*)+)"
 )
 # SimuMax: mla_rms_recompute, mlp_recompute=true
 SWITCHED_MODULES: Final = re.compile(
@@ -129,7 +132,7 @@ def _modules(row: Row) -> str | None:
     if "full" in terms or "none" in terms:
         return None
     if noted := NOTED_MODULES.search(row.words("notes")):
-        names = [name for name in re.findall(r"\w+", noted[1]) if name != "and"]
+        names = [name.replace(" ", "_") for name in re.findall(NAMES, noted[1])]
         return read_setting(PREFIX + "+".join(OF_FORKS.get(name, name) for name in names))
     switches = "; ".join(SWITCHED_MODULES.findall(row.words("notes")))
     terms = {**terms, **vocabulary().read("recompute", switches).terms}

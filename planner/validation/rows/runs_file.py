@@ -406,7 +406,8 @@ def _flash(text: str) -> str:
     """
     word = text.lower()
     if re.search(
-        r"\b(?:eager|math|naive|vanilla|unfused|none|w/o|(?:no|not|without) flash)|^without$", word
+        r"\b(?:eager|math|naive|vanilla|unfused|none|w/o|(?:no|not|without)[ _-]?flash)|^without$",
+        word,
     ):
         return "0"
     if re.search(

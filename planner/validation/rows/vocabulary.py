@@ -30,7 +30,9 @@ BITS: Final = frozenset({"nf4", "int2", "int4", "int8", "double quantisation"})
 FOUR_BITS: Final = ("nf4", "int4")  # of methods by default, where a row does not say two
 OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
-NEGATIONS: Final = frozenset({"no", "not", "without", "non", "never", "nor", "disable", "disabled"})
+NEGATIONS: Final = frozenset(
+    {"no", "not", "without", "non", "never", "nor", "neither", "disable", "disabled"}
+)
 USED: Final = frozenset({"use", "using", "any", "the", "a", "with"})  # after a negation
 OFF: Final = frozenset({"off", "false", "disabled", "unused"})
 NOTHING: Final = frozenset({"none", "null"})
@@ -45,6 +47,25 @@ GAP, STAGE = r"[\s_=:\"'-]*", r"(?=[0-3](?![a-z0-9]))"
 REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
+    # "FSDP/HSDP not used", "no FSDP/HSDP": of both
+    # "tried FSDP but report DDP", "moved from DDP to FSDP"
+    (
+        r"(?<![\w/])([\w-]+)/([\w-]+)((?: is| are| was| were)? not (?:used|enabled|needed)\b)",
+        r"\1\3, \2\3",
+    ),
+    (r"\b(no|without|neither) ([\w-]+)(?:/| n?or )([\w-]+)(?![\w/])", r"\1 \2, \1 \3"),
+    (r"\b(?:tried|tested|attempted)\b[^,;.]*?\bbut\b", ""),
+    (r"\b(?:switched|moved|changed|migrated) from\b[^,;.]*?\bto\b", ""),
+    (r"(?:\bturn(?:ing)?|(?:^|[,;(]\s*|\b(?:we|i|have|had) )turned) off (?=[a-z])", "no "),
+    # accelerate's configuration (src/accelerate/utils/dataclasses.py, fsdp_version; torch's enum)
+    (r"\bfsdp_version[\"']?\s*[=:]\s*(?=[12]\b)", "fsdp"),
+    *(
+        (rf"\b(?:fsdp_)?sharding_strategy[\"']?\s*[=:]\s*[\"']?{number}\b", word)
+        for number, word in enumerate(
+            ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard"), 1
+        )
+    ),
+    (r"""["']stage["']\s*:\s*(?=[0-3]\b)""", "zero "),  # JSON of DeepSpeed
     (r"c\+\+", "cpp"),
     (r"^\s*with\s*$", "yes"),  # a column "AC": with, without
     # "--fp16 True", "bf16: true" switch it on; "bf16-true" is Lightning's name of 16-bit weights
@@ -309,6 +330,8 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     at = end
     while at < len(tokens) and tokens[at].word in LINKING:
         at += 1
+    if at + 1 < len(tokens) and tokens[at].word == "enabled" and tokens[at + 1].is_value:
+        at += 1  # "bf16": {"enabled": false}
     if at == len(tokens):
         return False, end
     word, is_value, _, parted, bracketed = tokens[at]
