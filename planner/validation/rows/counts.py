@@ -73,7 +73,8 @@ COUNTS: Final = {
 # "targets of 128", "targets padded to 129", "max_target_length 128", "114 tokens of targets"
 TARGETS: Final = re.compile(
     r"\b(?:targets?|(?:targets?|decoder|output) (?:seq(?:uence)? ?)?len(?:gth)?s?)"
-    r"(?: (?:padded|truncated|cut))?(?: (?:of|to|about|are|is))*[ =:]*(\d{2,})\b(?! ?[.%])"
+    r"(?: (?:padded|truncated|cut))?(?: (?:of|to|about|are|is))*[ =:]*(\d{2,})\b"
+    r"(?! ?[.%]| ?(?:gi?b|steps|epochs|hours|days)\b| tokens? ?(?:/ ?|per |a )s(?:ec|econd)?\b)"
     r"|\b(\d{2,}) (?:target tokens|tokens (?:of|in|for|a|per) (?:the )?targets?)\b"
 )
 CONTEXT: Final = re.compile(r"\b(?:cp|context parallel|ulysses)")
