@@ -55,6 +55,7 @@ ROUNDS: Final = (
     ("2026_12_08_times",),
     ("2026_12_09_times",),
     ("2026_12_10_times",),
+    ("2026_12_11_times",),
 )
 ADOPTED: Final = (8, 0.9)  # the first round that was priced with a share, and the share
 SHARES: Final = tuple(round(0.8 + 0.02 * n, 2) for n in range(13))  # of the rates

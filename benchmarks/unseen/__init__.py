@@ -21,7 +21,7 @@ UNSEEN: Final = {
         2026_12_03_times 2026_12_03_peaks 2026_12_04_times 2026_12_04_peaks 2026_12_05_times
         2026_12_05_peaks 2026_12_06_times 2026_12_06_peaks 2026_12_07_times 2026_12_07_peaks
         2026_12_08_times 2026_12_08_peaks 2026_12_09_times 2026_12_09_peaks 2026_12_10_times
-        2026_12_10_peaks
+        2026_12_10_peaks 2026_12_11_times 2026_12_11_peaks
     """)
 }
 # by table and run: the seconds and bytes that were predicted before anybody had looked at the run
