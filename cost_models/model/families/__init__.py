@@ -64,8 +64,9 @@ _FAMILIES: Final = {
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
 # a model_type whose custom code is that of a family of transformers with other sizes: the family
-# Source: huggingface.co/moonshotai/Kimi-K2-Instruct: modeling_deepseek.py
-_SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
+# Source: huggingface.co/moonshotai/Kimi-K2-Instruct: modeling_deepseek.py; transformers:
+# modeling_mt5.py has the layers of modeling_t5.py
+_SAME_AS: Final = {"kimi_k2": "deepseek_v3", "mt5": "t5"}
 # in the names of classes whose head is not a projection onto the vocabulary
 _OTHER_HEADS: Final = (
     "Classification",

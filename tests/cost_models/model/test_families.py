@@ -362,12 +362,13 @@ def test_a_model_with_vision_is_its_text_model(family: str, text_family: str) ->
     assert again.num_parameters == spec.num_parameters
 
 
-def test_kimi_is_read_as_deepseek() -> None:
-    config = tiny("deepseek_v3")
-    spec = spec_of({**config, "model_type": "kimi_k2"})
-    assert spec.family == "deepseek_v3"
-    assert spec.config["model_type"] == "deepseek_v3"
-    assert spec.assumptions[0] == "model_type kimi_k2 is read as deepseek_v3: the same layers"
+@pytest.mark.parametrize(("given", "family"), [("kimi_k2", "deepseek_v3"), ("mt5", "t5")])
+def test_a_family_with_the_layers_of_another_is_read_as_it(given: str, family: str) -> None:
+    config = tiny(family)
+    spec = spec_of({**config, "model_type": given})
+    assert spec.family == family
+    assert spec.config["model_type"] == family
+    assert spec.assumptions[0] == f"model_type {given} is read as {family}: the same layers"
     assert_same_tensors(config, spec)
 
 
