@@ -45,7 +45,7 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "recompute_encoder_decoder",
-        lambda s, t: (t.recompute > FULL) & any(k.cross_attention for k in s.model.kinds),
+        lambda s, t: (t.recompute > FULL) & s.model.is_encoder_decoder,
         lambda s, p: (
             f"recompute {p.recompute} is not supported for encoder-decoder models, whose decoder "
             "layers have cross-attention (must be none, selective or full)"

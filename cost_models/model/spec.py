@@ -237,6 +237,11 @@ class ModelSpec:
         return (*self.embedding, *self.bridge, *self.head)
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder reads what an encoder has read."""
+        return any(kind.cross_attention is not None for kind in self.kinds)
+
+    @property
     def target_share(self) -> float:
         """Tokens that reach the head over those of the workload's sequences."""
         return self.kinds[self.pattern[-1]].token_share

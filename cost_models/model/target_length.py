@@ -41,7 +41,7 @@ def with_target_length(model: ModelSpec, workload: Workload) -> ModelSpec:
 
 def require_decoder(model: ModelSpec, workload: Workload, where: str = "") -> None:
     """Raise an InputError where a model without a decoder of its own has a target length."""
-    if workload.target_seq_len and not any(kind.cross_attention for kind in model.kinds):
+    if workload.target_seq_len and not model.is_encoder_decoder:
         raise InputError(
             f"{where}target_seq_len = {workload.target_seq_len}: {model.name} has no encoder and "
             "decoder with sequences of their own (T5 has); leave it out"

@@ -300,7 +300,7 @@ def _cuts(point: ServingPoint) -> tuple[Count, ...]:
 def _layer_tokens(kind: LayerKind, model: ModelSpec, rows: Rows) -> Real | None:
     """Rows of a layer; an encoder before a decoder processes the prompts, once."""
     is_encoder = not kind.attention.causal and kind.cross_attention is None
-    if is_encoder and any(k.cross_attention for k in model.kinds):
+    if is_encoder and model.is_encoder_decoder:
         return None if rows.decode else rows.encoder_tokens
     return rows.tokens
 

@@ -102,7 +102,7 @@ def prefill_seconds(
     if any(not kind.attention.causal for kind in model.kinds):
         chunk = np.maximum(chunk, prompt_len)
     count = np.maximum(1.0, np.ceil(prompts / chunk))
-    decoder = any(kind.cross_attention for kind in model.kinds)  # behind an encoder: one token each
+    decoder = model.is_encoder_decoder  # behind an encoder: one token each
     rows = Rows(
         tokens=(sequences if decoder else prompts) / count,
         sequences=sequences / count,
@@ -152,7 +152,7 @@ def serving_times(
     sequences = np.multiply(1.0, point.sequences)
     prefill, prefill_parts = prefill_seconds(replica, machine, ranks, sequences, prompt_len)
     alone, _ = prefill_seconds(replica, machine, ranks, np.asarray(1.0), prompt_len)
-    behind = any(kind.cross_attention for kind in model.kinds)
+    behind = model.is_encoder_decoder
     answer = np.multiply(1.0, point.context_len) - (0.0 if behind else prompt_len)
     if not has_cache(model):
         answer = 0.0 * answer

@@ -169,9 +169,7 @@ SERVING_RULES: Final[tuple[ServingRule, ...]] = (
     ),
     ServingRule(
         "encoder_decoder_pipeline",
-        lambda q, p: (
-            np.greater(p.pipeline_parallel, 1) & any(k.cross_attention for k in q.model.kinds)
-        ),
+        lambda q, p: np.greater(p.pipeline_parallel, 1) & q.model.is_encoder_decoder,
         lambda q, p: (
             "an encoder-decoder cannot be split into pipeline stages: pipeline_parallel must be 1"
         ),

@@ -22,7 +22,7 @@ def unsupported_model(model: ModelSpec) -> str | None:
     kinds = model.kinds
     attention = kinds[0].attention
     reasons = {
-        "cross-attention": any(kind.cross_attention for kind in kinds),
+        "cross-attention": model.is_encoder_decoder,
         "several kinds of attention": len({kind.attention for kind in kinds}) > 1,
         "attention to later tokens": not attention.causal,
         "linear attention": attention.delta_rule is not None,

@@ -48,7 +48,7 @@ def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
     The share of the memory is the predicted one, rounded up.
     """
     model, workload = scenario.model, scenario.workload
-    if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
+    if not has_cache(model) or model.is_encoder_decoder:
         return None
     on_gpu = scenario.cluster.accelerator.device == "gpu"
     if not on_gpu or workload.kv_precision in ("int8", "int4"):

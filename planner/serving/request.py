@@ -136,7 +136,7 @@ def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, def
 
 def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default: Any) -> int:
     """Return the tokens of a prompt; the whole sequence for encoders."""
-    if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
+    if not has_cache(model) or model.is_encoder_decoder:
         if prompt_len not in (None, context_len):
             raise InputError(
                 f"prompt_len = {prompt_len}: {model.name} reads context_len tokens "
@@ -197,7 +197,7 @@ def _about(model: ModelSpec, workload: ServingWorkload) -> list[str]:
         )
     if any(kind.attention.window for kind in model.kinds):
         notes.append("layers with a window keep its tokens only")
-    if any(kind.cross_attention for kind in model.kinds):
+    if model.is_encoder_decoder:
         notes.append("prompt and answer are context_len tokens each (encoder and decoder)")
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         notes.append("experts get equally many tokens (balanced routing)")

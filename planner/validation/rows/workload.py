@@ -88,7 +88,7 @@ def workload_of(
 
 def _targets_of(reading: Reading, model: ModelSpec) -> int:
     """Return the tokens of an encoder-decoder's targets; 0: as many as of its inputs."""
-    if not any(kind.cross_attention for kind in model.kinds):
+    if not model.is_encoder_decoder:
         if stated := reading.row.target_seq_len:
             raise Unpriceable(f"target_seq_len {stated}: {model.name} has no decoder of its own")
         return 0
